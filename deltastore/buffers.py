@@ -1,0 +1,59 @@
+"""What a staged state consists of, and the memory that it lies in; no torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deltastore.dtypes import storage_dtype
+from deltastore.layout import Layout
+from deltastore.types import Json, Path
+
+Buffers = dict[int, np.ndarray]
+"""Partition number -> its elements, 1-D, storage dtype."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What an adapter knows of tensors and a path does not tell."""
+
+    roles: Mapping[Path, str] = field(default_factory=dict)
+    owners: Mapping[Path, Hashable] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StagedState:
+    """A private copy of one state."""
+
+    document: Json
+    layout: Layout
+    fresh: bool
+    """The layout is a new plan: the commit must be a base."""
+    buffers: Buffers
+
+
+class BufferPool:
+    """Sets of buffers for one layout, used again and again; elements that no tensor covers stay zero."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._layout: Layout | None = None
+        self._free: list[Buffers] = []
+
+    def take(self, layout: Layout) -> Buffers:
+        """Return a set of buffers of a layout."""
+        with self._lock:
+            if layout is not self._layout:
+                self._layout, self._free = layout, []
+            if self._free:
+                return self._free.pop()
+        return {p.id: np.zeros(p.length, storage_dtype(p.dtype)) for p in layout.partitions}
+
+    def give(self, layout: Layout, buffers: Buffers) -> None:
+        """Give a set back that nobody reads any more."""
+        with self._lock:
+            if layout is self._layout and len(buffers) == len(layout.partitions):
+                self._free.append(buffers)

@@ -1,0 +1,1 @@
+"""The ``deltastore`` command: one file per verb."""

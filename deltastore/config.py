@@ -1,0 +1,114 @@
+"""What users may set, validated once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deltastore.errors import InvalidInput
+
+EXACT_RESTORE_COST = 8.0
+"""How many times the bytes of a full load an exact commit may cost to read (design: bases)."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is stored at each step.
+
+    Parameters
+    ----------
+    budget : float or None
+        Bytes of a delta commit over bytes of the full state. None stores every step exactly. Bounded commits are
+        not part of this version: any other value is refused where the policy is used.
+    prediction : str
+        How the reader predicts a step; this version knows "hold" and takes it for "auto".
+    roles : mapping of str to str, optional
+        Role or pattern -> what to store of it.
+    restore_cost : float, optional
+        A base is written when reading the next commit would cost more than this many full loads; 8 for exact commits.
+    max_deviation : mapping of str to float, optional
+        Bound of the deviation for each role.
+    """
+
+    budget: float | None = 0.02
+    prediction: str = "auto"
+    roles: Mapping[str, str] | None = None
+    restore_cost: float | None = None
+    max_deviation: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not 0 < self.budget <= 1:
+            raise InvalidInput(f"budget is {self.budget!r}, expected a share of 0..1, or None for exact commits")
+        if self.restore_cost is not None and not self.restore_cost >= 1:
+            raise InvalidInput(f"restore_cost is {self.restore_cost!r}, expected 1 or more")
+
+    @property
+    def exact(self) -> bool:
+        """Whether every commit is restored bit for bit."""
+        return self.budget is None
+
+
+def exact_restore_cost(policy: Policy | None) -> float:
+    """Return the restore cost of an exact policy.
+
+    Raises
+    ------
+    InvalidInput
+        The policy asks for bounded commits.
+    """
+    if policy is None:
+        return EXACT_RESTORE_COST
+    if not policy.exact or policy.prediction not in ("auto", "hold") or policy.roles or policy.max_deviation:
+        raise InvalidInput(
+            f"{policy}: bounded commits (a budget, roles, bounds, other predictions) are not part of this version; "
+            "use policy=None or Policy(budget=None): every step is stored exactly"
+        )
+    return policy.restore_cost or EXACT_RESTORE_COST
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which commits are kept: the last ones, and those of round steps; tagged ones always."""
+
+    keep_last: int
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidInput(f"{name} is {value!r}, expected an integer of 1 or more")
+
+    def keeps_step(self, step: int) -> bool:
+        """Return whether a commit of this step is kept for ever."""
+        return self.keep_every is not None and step % self.keep_every == 0
+
+
+def parse_retention(value: Mapping[str, Any] | Retention | None) -> Retention | None:
+    """Return the retention that a user wrote as a dict."""
+    if value is None or isinstance(value, Retention):
+        return value
+    unknown = set(value) - {"keep_last", "keep_every"}
+    if unknown:
+        raise InvalidInput(f"retention has unknown members {sorted(unknown)}; known are keep_last and keep_every")
+    return Retention(value.get("keep_last", 1), value.get("keep_every"))
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """How a store writes."""
+
+    codec: str = "auto"
+    """"auto": full layers of forward partitions raw, of backward ones compressed; "raw" or "blosc": all full layers."""
+    max_pending: int = 2
+    """States that may be in memory beside the reconstruction; `commit` waits while there are as many."""
+    give_up_seconds: float = 3.0
+    """How long a pack that cannot be written is tried again."""
+    wait_for_space: bool = False
+    """Try for ever instead (on_limit="wait" with a lag limit unset)."""
+
+    def __post_init__(self) -> None:
+        if self.codec not in ("auto", "raw", "blosc"):
+            raise InvalidInput(f"codec is {self.codec!r}, expected 'auto', 'raw' or 'blosc'")
+        if type(self.max_pending) is not int or self.max_pending < 1:
+            raise InvalidInput(f"max_pending is {self.max_pending!r}, expected an integer of 1 or more")

@@ -1,0 +1,125 @@
+"""Commits as users see them, and the handles of commits that are still written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from deltastore.errors import DeltaStoreError, InvalidInput, Timeout
+from deltastore.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One version of the state at one step."""
+
+    id: str
+    step: int
+    parent: str | None
+    epoch: int
+    kind: str
+    """"base" or "delta"."""
+    bytes: int
+    """Stored bytes, everything included."""
+    exact: bool
+    created: str
+    """UTC, ISO 8601."""
+    tags: tuple[str, ...]
+    metrics: dict[str, Json]
+
+
+class Failure:
+    """An error of the background, raised once to whoever asks first and then to those who hold its handles."""
+
+    def __init__(self, error: DeltaStoreError) -> None:
+        self.error = error
+        self.seen = False
+
+
+class Handle:
+    """What `commit` returns at once; the commit itself is written in the background.
+
+    Attributes
+    ----------
+    id : str or None
+        Id of the commit; None where the step is not committed.
+    step : int
+        The step that was given.
+    skipped : bool
+        The step was left out (`interval`, pressure): `wait` then waits for the next commit that follows it.
+    """
+
+    def __init__(self, step: int, commit_id: str | None, tiers: tuple[str, ...], *, skipped: bool = False) -> None:
+        self.id = commit_id
+        self.step = step
+        self.skipped = skipped
+        self._tiers = tiers
+        self._settled = threading.Event()
+        self._commit: Commit | None = None
+        self._failure: Failure | None = None
+        self._next: Handle | None = None
+
+    @property
+    def error(self) -> DeltaStoreError | None:
+        """Why the commit failed; None while it is written and after it succeeded."""
+        if self._next is not None:
+            return self._next.error
+        return None if self._failure is None else self._failure.error
+
+    def done(self, tier: str | None = None) -> bool:
+        """Return whether the commit is acknowledged by a tier."""
+        self._check_tier(tier)
+        if self._next is not None:
+            return self._next.done(tier)
+        return self._commit is not None
+
+    def wait(self, tier: str | None = None, timeout: float | None = None) -> Commit:
+        """Wait until a tier has acknowledged the commit, and return it.
+
+        Parameters
+        ----------
+        tier : str, optional
+            "memory", "local" or "remote"; the store's own root by default.
+        timeout : float, optional
+            Seconds.
+
+        Raises
+        ------
+        Timeout
+            The time is over; the commit is still being written.
+        DeltaStoreError
+            Whatever made the commit fail.
+        """
+        self._check_tier(tier)
+        end = None if timeout is None else time.monotonic() + timeout
+        if not self._settled.wait(timeout):
+            raise Timeout(
+                f"step {self.step}: not acknowledged within {timeout} s; it is still being written",
+                step=self.step,
+                timeout=timeout,
+            )
+        if self._next is not None:
+            return self._next.wait(tier, None if end is None else max(0.0, end - time.monotonic()))
+        if self._failure is not None:
+            self._failure.seen = True
+            raise self._failure.error
+        assert self._commit is not None
+        return self._commit
+
+    def _check_tier(self, tier: str | None) -> None:
+        if tier is not None and tier not in self._tiers:
+            raise InvalidInput(f"the store has no tier {tier!r}; it has {', '.join(self._tiers)}", tier=tier)
+
+    def _succeed(self, commit: Commit) -> None:
+        self.id = commit.id
+        self._commit = commit
+        self._settled.set()
+
+    def _fail(self, failure: Failure) -> None:
+        self._failure = failure
+        self._settled.set()
+
+    def _follow(self, following: Handle) -> None:
+        self._next = following
+        self._settled.set()

@@ -1,0 +1,1 @@
+"""Commits over time: catalog, lineage, epochs, retention, verification and recovery, on any tier."""

@@ -1,0 +1,108 @@
+"""Canonical JSON, its digest, sealed files and compressed blobs (spec 2.3, 6.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import zstandard
+
+from deltastore.errors import Corruption, InvalidInput
+from deltastore.types import Json
+
+SEAL = "sha256"
+
+
+def encode_canonical(value: Json) -> bytes:
+    """Return the one byte string that stands for a JSON value.
+
+    Keys sorted, no spaces, ASCII only, no NaN or infinity.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"not a JSON value: {error}") from error
+    return text.encode("ascii")
+
+
+def parse_json(data: bytes, where: str) -> Json:
+    """Return the JSON value of untrusted bytes.
+
+    Raises
+    ------
+    Corruption
+        The bytes are not ASCII JSON, repeat a key, or nest too deep.
+    """
+    try:
+        return json.loads(data.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"{where}: not valid JSON ({error})", where=where) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return result
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not allowed")
+
+
+def digest_of(data: bytes) -> str:
+    """Return the SHA-256 of bytes in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def seal(fields: dict[str, Json]) -> bytes:
+    """Return a sealed file: canonical JSON that carries its own SHA-256."""
+    return encode_canonical({**fields, SEAL: digest_of(encode_canonical(fields))})
+
+
+def parse_sealed(data: bytes, where: str, limit: int) -> dict[str, Json]:
+    """Return the members of a sealed file without the seal.
+
+    Raises
+    ------
+    Corruption
+        Too long, not JSON, not an object, or the seal does not fit.
+    """
+    if len(data) > limit:
+        raise Corruption(f"{where}: {len(data)} bytes, at most {limit} are allowed", where=where)
+    value = parse_json(data, where)
+    if not isinstance(value, dict) or not isinstance(value.get(SEAL), str):
+        raise Corruption(f"{where}: not a sealed file (no member {SEAL!r})", where=where)
+    expected = value.pop(SEAL)
+    found = digest_of(encode_canonical(value))
+    if found != expected:
+        raise Corruption(
+            f"{where}: SHA-256 is {found[:12]}..., the seal says {expected[:12]}...",
+            where=where,
+            expected=expected,
+            found=found,
+        )
+    return value
+
+
+def compress(data: bytes) -> bytes:
+    """Return one zstd frame that names its content size."""
+    return zstandard.ZstdCompressor(level=3, write_content_size=True).compress(data)
+
+
+def decompress(data: bytes, limit: int, where: str) -> bytes:
+    """Return the content of one zstd frame of at most `limit` bytes.
+
+    Raises
+    ------
+    Corruption
+        Not one whole frame, or larger than allowed; nothing large is allocated before that is known.
+    """
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= limit:
+            raise Corruption(f"{where}: holds {size} bytes, at most {limit} are allowed", where=where)
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1), allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Corruption(f"{where}: not a zstd frame ({error})", where=where) from error

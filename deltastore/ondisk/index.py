@@ -1,0 +1,164 @@
+"""The pack index: physical, made anew whenever a pack is written (spec 6.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from deltastore.errors import Corruption, UnsupportedFormat
+from deltastore.ondisk.canonical import compress, decompress, encode_canonical, parse_json
+from deltastore.ondisk.codecs import CHECKSUM_BYTES, CODECS
+from deltastore.ondisk.fields import Fields
+from deltastore.ondisk.limits import MAX_CHUNK_BYTES, MAX_INDEX_BYTES, MAX_PARTITION_ELEMENTS
+from deltastore.ondisk.names import is_commit_id, is_digest, is_write_id
+from deltastore.ondisk.zarr_profile import ArraySpec
+from deltastore.types import Json
+
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+INDEX_ENTRY = "deltastore/index.json.zst"
+
+_STORAGE_DTYPES = tuple(
+    "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()
+)
+
+
+class Extent(NamedTuple):
+    """Where stored bytes lie in a pack, with their CRC-32C."""
+
+    offset: int
+    length: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayIndex:
+    """An array of a pack and where each of its chunks lies."""
+
+    spec: ArraySpec
+    chunks: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackIndex:
+    """What a pack holds and where."""
+
+    store: str
+    write: str
+    commits: tuple[tuple[str, str], ...]
+    """(id, record digest), in chain order."""
+    arrays: dict[str, ArrayIndex]
+    blobs: dict[str, Extent]
+    substitutes: dict[str, Json] = field(default_factory=dict)
+
+
+def record_entry(commit: str) -> str:
+    """Return the name of the entry that holds a commit's record."""
+    return f"deltastore/records/{commit}.json.zst"
+
+
+def layout_entry(digest: str) -> str:
+    """Return the name of the entry that holds a layout."""
+    return f"deltastore/layouts/{digest}.json.zst"
+
+
+def encode_index(index: PackIndex) -> bytes:
+    """Return the stored blob of an index."""
+    arrays = {
+        name: {
+            "dtype": array.spec.dtype,
+            "length": array.spec.length,
+            "chunk": array.spec.chunk,
+            "codec": array.spec.codec,
+            "chunks": [list(extent) for extent in array.chunks],
+        }
+        for name, array in index.arrays.items()
+    }
+    return compress(
+        encode_canonical(
+            {
+                "format": [FORMAT_MAJOR, FORMAT_MINOR],
+                "store": index.store,
+                "write": index.write,
+                "commits": [{"id": commit, "digest": digest} for commit, digest in index.commits],
+                "arrays": arrays,
+                "blobs": {name: list(extent) for name, extent in index.blobs.items()},
+                "substitutes": index.substitutes,
+            }
+        )
+    )
+
+
+def parse_index(blob: bytes, tail_offset: int, file_size: int, where: str) -> PackIndex:
+    """Return the index of a stored blob; every extent lies inside the file.
+
+    Raises
+    ------
+    UnsupportedFormat
+        The pack has another major version.
+    Corruption
+        The bytes are damaged or do not follow the spec.
+    """
+    fields = Fields(parse_json(decompress(blob, MAX_INDEX_BYTES, where), where), where)
+    major, _minor = fields.numbers("format", 2)
+    if major != FORMAT_MAJOR:
+        raise UnsupportedFormat(
+            f"{where}: pack of format {major}, this version reads {FORMAT_MAJOR}; read it with a newer deltastore",
+            where=where,
+            found=major,
+            expected=FORMAT_MAJOR,
+        )
+    if not is_commit_id(fields.raw("store")) or not is_write_id(fields.raw("write")):
+        raise fields.fault("store", "a store id beside a write id")
+    return PackIndex(
+        store=fields.text("store"),
+        write=fields.text("write"),
+        commits=tuple(_parse_commit(Fields(entry, where)) for entry in fields.items("commits")),
+        arrays={
+            name: _parse_array(Fields(entry, where), tail_offset) for name, entry in fields.mapping("arrays").items()
+        },
+        blobs={name: _parse_extent(entry, file_size, where) for name, entry in fields.mapping("blobs").items()},
+        substitutes=fields.mapping("substitutes"),
+    )
+
+
+def _parse_commit(fields: Fields) -> tuple[str, str]:
+    if not is_commit_id(fields.raw("id")) or not is_digest(fields.raw("digest")):
+        raise fields.fault("id", "a commit id and a record digest")
+    return fields.text("id"), fields.text("digest")
+
+
+def _parse_array(fields: Fields, limit: int) -> ArrayIndex:
+    spec = ArraySpec(
+        dtype=fields.choice("dtype", _STORAGE_DTYPES),
+        length=fields.integer("length", MAX_PARTITION_ELEMENTS * 2),
+        chunk=fields.integer("chunk"),
+        codec=fields.choice("codec", CODECS),
+    )
+    chunks = tuple(_parse_extent(extent, limit, fields.where) for extent in fields.items("chunks"))
+    chunk_bytes = spec.chunk * spec.itemsize
+    if not 0 < chunk_bytes <= MAX_CHUNK_BYTES or not spec.length or len(chunks) != spec.chunk_count:
+        raise fields.fault(
+            "chunks", f"{-(-spec.length // max(spec.chunk, 1))} chunks of at most {MAX_CHUNK_BYTES} bytes"
+        )
+    if any(extent.length <= CHECKSUM_BYTES for extent in chunks) or (
+        spec.codec == "raw" and any(extent.length != chunk_bytes + CHECKSUM_BYTES for extent in chunks)
+    ):
+        raise fields.fault("chunks", "chunks with the length that their codec gives")
+    return ArrayIndex(spec, chunks)
+
+
+def _parse_extent(value: Json, limit: int, where: str) -> Extent:
+    if not isinstance(value, list) or len(value) != 3 or not all(type(item) is int and item >= 0 for item in value):
+        raise Corruption(f"{where}: {value!r:.60} is not [offset, length, crc32c]", where=where)
+    extent = Extent(*value)
+    if extent.offset + extent.length > limit or extent.crc >= 1 << 32:
+        raise Corruption(f"{where}: extent {value} lies outside of the pack", where=where)
+    return extent
+
+
+def storage_dtype_of(spec: ArraySpec) -> np.dtype:
+    """Return the little-endian numpy dtype of an array."""
+    return np.dtype(spec.dtype).newbyteorder("<")

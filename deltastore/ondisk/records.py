@@ -1,0 +1,259 @@
+"""The commit record: logical, immutable, named by its digest (spec 6.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from deltastore.errors import Corruption, UnsupportedFormat
+from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_canonical, parse_json
+from deltastore.ondisk.fields import Fields
+from deltastore.ondisk.limits import MAX_PARTITIONS, MAX_RECORD_BYTES
+from deltastore.ondisk.names import is_commit_id, is_digest, is_write_id, parse_content_digest
+from deltastore.types import Json
+
+BASE = "base"
+DELTA = "delta"
+FULL = "full"
+OVERLAY = "overlay"
+XOR = "xor"
+HOLD = "hold"
+
+ARRAYS_OF = {FULL: ("data",), OVERLAY: ("indptr", "gaps", "values"), XOR: ("xor",)}
+"""Which arrays a layer of each kind has."""
+
+KNOWN_FEATURES = frozenset({FULL, OVERLAY, XOR, HOLD})
+"""What `requires` may list for this reader; anything else is refused by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRef:
+    """How a record names another commit."""
+
+    id: str
+    digest: str
+    epoch: int
+    sequence: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRecord:
+    """What a commit stores of one partition."""
+
+    partition: int
+    kind: str
+    arrays: dict[str, str]
+    """Name of each array -> digest of its decoded content."""
+
+    @property
+    def prediction(self) -> str | None:
+        """What the correction is applied to; a full layer needs none."""
+        return None if self.kind == FULL else HOLD
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """CRC-32C of the reconstruction over a rotating share of each partition's blocks (spec 9.6)."""
+
+    phase: int | None
+    """None: all blocks."""
+    crcs: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One version of the state at one step."""
+
+    id: str
+    epoch: int
+    sequence: int
+    session: str
+    created: str
+    step: int
+    kind: str
+    parent: CommitRef | None
+    lineage: tuple[tuple[int, int], ...]
+    """Bases only: earlier segments (epoch, last sequence) of the line of history, newest first."""
+    layout: str
+    values: Json
+    """``{"full": node}`` or ``{"patch": [op, ...]}`` against the parent's document."""
+    layers: tuple[LayerRecord, ...]
+    check: Check | None
+    """None on a base: the content digests of its full layers cover everything."""
+    fidelity: Json
+    metrics: dict[str, Json] = field(default_factory=dict)
+    extra: dict[str, Json] = field(default_factory=dict)
+    """Members that a newer minor version added; kept when the record is copied."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the reconstruction equals the training state bit for bit."""
+        return bool(self.fidelity.get("exact"))
+
+    @property
+    def requires(self) -> list[str]:
+        """Features that a reader must know."""
+        kinds = {layer.kind for layer in self.layers}
+        return sorted(kinds | ({HOLD} if kinds - {FULL} else set()))
+
+
+def now() -> str:
+    """Return the present time as records hold it, UTC with microseconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def encode_record(record: CommitRecord) -> tuple[bytes, str]:
+    """Return the stored blob of a record and the record's digest."""
+    layers: list[Json] = []
+    for layer in record.layers:
+        entry: dict[str, Json] = {"partition": layer.partition, "kind": layer.kind, "arrays": layer.arrays}
+        if layer.prediction is not None:
+            entry["prediction"] = layer.prediction
+        layers.append(entry)
+    parent = record.parent
+    check = record.check
+    data = encode_canonical(
+        {
+            **record.extra,
+            "id": record.id,
+            "epoch": record.epoch,
+            "sequence": record.sequence,
+            "session": record.session,
+            "created": record.created,
+            "step": record.step,
+            "kind": record.kind,
+            "parents": []
+            if parent is None
+            else [
+                {
+                    "id": parent.id,
+                    "digest": parent.digest,
+                    "epoch": parent.epoch,
+                    "sequence": parent.sequence,
+                    "step": parent.step,
+                }
+            ],
+            "lineage": [list(segment) for segment in record.lineage],
+            "layout": record.layout,
+            "requires": record.requires,
+            "values": record.values,
+            "layers": layers,
+            "check": None
+            if check is None
+            else {"phase": check.phase, "crc32c": [list(pair) for pair in check.crcs.items()]},
+            "fidelity": record.fidelity,
+            "metrics": record.metrics,
+        }
+    )
+    return compress(data), digest_of(data)
+
+
+_MEMBERS = frozenset(
+    "id epoch sequence session created step kind parents lineage layout requires values layers check fidelity metrics".split()
+)
+
+
+def parse_record(blob: bytes, digest: str, where: str) -> CommitRecord:
+    """Return the record of a stored blob whose digest must be `digest`.
+
+    Raises
+    ------
+    Corruption
+        The bytes are damaged or do not follow the spec.
+    UnsupportedFormat
+        The commit needs a feature that this reader lacks.
+    """
+    data = decompress(blob, MAX_RECORD_BYTES, where)
+    found = digest_of(data)
+    if found != digest:
+        raise Corruption(
+            f"{where}: record has digest {found[:12]}..., expected {digest[:12]}...",
+            where=where,
+            expected=digest,
+            found=found,
+        )
+    value = parse_json(data, where)
+    fields = Fields(value, where)
+    unknown = sorted(str(name) for name in fields.items("requires") if name not in KNOWN_FEATURES)
+    if unknown:
+        raise UnsupportedFormat(
+            f"{where}: step {fields.integer('step')} needs {', '.join(unknown)}, which this version does not know; "
+            "read it with a newer deltastore",
+            where=where,
+            features=unknown,
+        )
+    return _parse(fields, {name: value[name] for name in value if name not in _MEMBERS})
+
+
+def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
+    kind = fields.choice("kind", (BASE, DELTA))
+    parents = [_parse_ref(Fields(parent, fields.where)) for parent in fields.items("parents")]
+    if len(parents) > 1 or (kind == DELTA and not parents):
+        raise fields.fault("parents", "one parent (a base may have none)")
+    if (
+        not is_commit_id(fields.raw("id"))
+        or not is_digest(fields.raw("layout"))
+        or not is_write_id(fields.raw("session"))
+    ):
+        raise fields.fault("id", "a commit id beside a layout digest and a session id")
+    layers = tuple(_parse_layer(Fields(layer, fields.where)) for layer in fields.items("layers"))
+    if len({layer.partition for layer in layers}) != len(layers) or (
+        kind == BASE and any(x.kind != FULL for x in layers)
+    ):
+        raise fields.fault("layers", "one layer for each partition, all full in a base")
+    values = fields.mapping("values")
+    if set(values) != ({"full"} if kind == BASE else {"patch"}) and set(values) != {"full"}:
+        raise fields.fault("values", "the member full, or patch in a delta")
+    lineage = tuple((first, last) for first, last in (_pair(pair, fields) for pair in fields.items("lineage")))
+    return CommitRecord(
+        id=fields.text("id"),
+        epoch=fields.integer("epoch"),
+        sequence=fields.integer("sequence"),
+        session=fields.text("session"),
+        created=fields.text("created"),
+        step=fields.integer("step"),
+        kind=kind,
+        parent=parents[0] if parents else None,
+        lineage=lineage,
+        layout=fields.text("layout"),
+        values=values,
+        layers=layers,
+        check=_parse_check(fields) if fields.has("check") else None,
+        fidelity=fields.mapping("fidelity"),
+        metrics=fields.mapping("metrics"),
+        extra=extra,
+    )
+
+
+def _parse_ref(fields: Fields) -> CommitRef:
+    if not is_commit_id(fields.raw("id")) or not is_digest(fields.raw("digest")):
+        raise fields.fault("id", "a commit id and a record digest")
+    return CommitRef(
+        fields.text("id"),
+        fields.text("digest"),
+        fields.integer("epoch"),
+        fields.integer("sequence"),
+        fields.integer("step"),
+    )
+
+
+def _parse_layer(fields: Fields) -> LayerRecord:
+    kind = fields.choice("kind", tuple(ARRAYS_OF))
+    if kind != FULL:
+        fields.choice("prediction", (HOLD,))
+    arrays = fields.mapping("arrays")
+    if set(arrays) != set(ARRAYS_OF[kind]) or None in map(parse_content_digest, arrays.values()):
+        raise fields.fault("arrays", f"the content digests of {', '.join(ARRAYS_OF[kind])}")
+    return LayerRecord(fields.integer("partition", MAX_PARTITIONS), kind, arrays)
+
+
+def _parse_check(fields: Fields) -> Check:
+    inner = Fields(fields.raw("check"), fields.where)
+    return Check(inner.integer("phase") if inner.has("phase") else None, dict(_pair(pair, inner) for pair in inner.items("crc32c")))
+
+
+def _pair(value: Json, fields: Fields) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2 or not all(type(item) is int and item >= 0 for item in value):
+        raise fields.fault("lineage", "pairs of integers")
+    return value[0], value[1]

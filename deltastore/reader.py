@@ -1,0 +1,350 @@
+"""States of the past, read lazily: nothing is loaded before it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from deltastore.document import Leaf, build, leaves, plain_value, subtree
+from deltastore.errors import InvalidInput, NotFound
+from deltastore.handle import Commit
+from deltastore.layout import Layout, TensorEntry
+from deltastore.sources import PartitionSource, batches, read_elements, read_into
+from deltastore.types import Json, Key, Path, show_path
+
+if TYPE_CHECKING:
+    import torch
+
+    from deltastore.torch_bridge import TorchBridge
+
+_STAYS = frozenset({"step", "other"})
+"""Roles that `map_location` leaves on the CPU: step counters, random states, what users added."""
+
+
+def _bridge() -> TorchBridge:
+    # The only import of torch on the reading side, made when a tensor is first asked for: log, show and verify
+    # work on a machine without torch.
+    bridge: TorchBridge = importlib.import_module("deltastore.torch_bridge").TORCH
+    return bridge
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a load found different, as (object/key) paths.
+
+    Attributes
+    ----------
+    missing : list of str
+        The object has it, the commit does not; left as it was.
+    unexpected : list of str
+        The commit has it, the object does not; not used.
+    mismatched : list of str
+        Both have it, with other shapes or dtypes; left as it was.
+    inexact : list of str
+        Loaded within a recorded bound, not bit for bit.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mismatched: list[str] = field(default_factory=list)
+    inexact: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether commit and objects fitted each other."""
+        return not (self.missing or self.unexpected or self.mismatched)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How near a commit is to the training state."""
+
+    exact: bool
+    _layout: Layout = field(repr=False)
+
+    def bound(self, *path: Key) -> float:
+        """Return the largest deviation of any element of a tensor; 0.0 where it is exact."""
+        if path not in self._layout.by_path:
+            raise NotFound(f"{show_path(path)}: no such tensor", path=path)
+        return 0.0
+
+    def residual(self, role: str) -> float:
+        """Return the norm of what a role lacks; 0.0 where it is exact."""
+        if all(partition.role != role for partition in self._layout.partitions):
+            raise NotFound(f"role {role!r}: no tensor has it", role=role)
+        return 0.0
+
+
+class LazyTensor:
+    """A tensor of a commit that is read when it is indexed.
+
+    ``lazy[...]`` reads all of it; ``lazy[10:20]`` only the chunks that these rows need.
+    """
+
+    def __init__(self, source: PartitionSource, layout: Layout, entry: TensorEntry) -> None:
+        self._source = source
+        self._layout = layout
+        self._entry = entry
+
+    @property
+    def path(self) -> Path:
+        """The leaf path."""
+        return self._entry.path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, without reading anything."""
+        return self._entry.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The torch dtype, without reading anything."""
+        return _bridge().torch_dtype(self._entry.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return sum(
+            piece.count * self._layout.by_id[piece.partition].bytes // self._layout.by_id[piece.partition].length
+            for piece in self._entry.pieces
+        )
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        low, high, rest = _rows(self.shape, index)
+        row = 1
+        for size in self.shape[1:]:
+            row *= size
+        shape = (high - low, *self.shape[1:]) if self.shape else ()
+        tensor = _bridge().empty(self._entry.dtype, shape)
+        read_elements(self._source, self._layout, self._entry, low * row, _bridge().as_array(tensor))
+        return tensor if rest is None else tensor[rest]
+
+    def __repr__(self) -> str:
+        return f"LazyTensor({show_path(self.path)}, shape={self.shape}, dtype={self._entry.dtype})"
+
+
+def _rows(shape: tuple[int, ...], index: Any) -> tuple[int, int, Any]:
+    """Return the rows that an index needs, and the index into those rows (None: all of them)."""
+    count = shape[0] if shape else 1
+    if index is Ellipsis or not shape:
+        return 0, count, None if index is Ellipsis or index == () else index
+    first, *others = index if isinstance(index, tuple) else (index,)
+    if type(first) is int:
+        if not -count <= first < count:
+            raise IndexError(f"row {first} of a tensor with {count} rows")
+        return first % count, first % count + 1, (0, *others)
+    if isinstance(first, slice):
+        low, high, stride = first.indices(count)
+        if stride == 1:
+            high = max(low, high)
+            return low, high, (slice(None), *others) if others else None
+    return 0, count, index
+
+
+class State(Mapping[Path, Any]):
+    """A mapping from leaf paths to :class:`LazyTensor` or plain values.
+
+    ``state["model", "wte.weight"]`` is one leaf, ``state["model"]`` the state below a prefix, whose keys are relative to it.
+
+    Attributes
+    ----------
+    commit : Commit
+        The commit that is read.
+    """
+
+    def __init__(
+        self,
+        source: PartitionSource,
+        document: Json,
+        layout: Layout,
+        commit: Commit,
+        *,
+        prefix: Path = (),
+        pickle_trusted: bool = False,
+    ) -> None:
+        self.commit = commit
+        self._source = source
+        self._document = document
+        self._layout = layout
+        self._prefix = prefix
+        self._pickle_trusted = pickle_trusted
+
+    @cached_property
+    def _leaves(self) -> dict[Path, Leaf]:
+        return dict(leaves(self._document))
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __contains__(self, path: object) -> bool:
+        return _as_path(path) in self._leaves
+
+    def __getitem__(self, path: Path | Key) -> Any:
+        keys = _as_path(path)
+        leaf = self._leaves.get(keys)
+        if leaf is None:
+            return self._below(keys)
+        if leaf.kind == "plain":
+            bridge = _bridge() if isinstance(leaf.node, dict) and str(leaf.node.get("$")).startswith("torch.") else None
+            return plain_value(leaf.node, bridge, self._pickle_trusted)
+        return LazyTensor(self._source, self._layout, self._entry(keys))
+
+    def get(self, path: Path | Key, default: Any = None) -> Any:
+        """Return a leaf or sub-state, `default` where there is none."""
+        try:
+            return self[path]
+        except NotFound:
+            return default
+
+    def _below(self, keys: Path) -> State:
+        missing = object()
+        node = subtree(self._document, keys, missing)
+        if node is missing or not keys:
+            names = [show_path(path) for path in self._leaves]
+            near = difflib.get_close_matches(show_path(keys), names, n=3, cutoff=0.5)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise NotFound(
+                f"{show_path(self._prefix + keys)}: step {self.commit.step} has no such leaf{hint}",
+                path=self._prefix + keys,
+            )
+        return State(
+            self._source,
+            node,
+            self._layout,
+            self.commit,
+            prefix=self._prefix + keys,
+            pickle_trusted=self._pickle_trusted,
+        )
+
+    def _entry(self, keys: Path) -> TensorEntry:
+        entry = self._layout.by_path.get(self._prefix + keys)
+        if entry is None:
+            raise NotFound(f"{show_path(self._prefix + keys)}: the layout of step {self.commit.step} does not list it")
+        return entry
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How near the commit is to the training state."""
+        return Fidelity(self.commit.exact, self._layout)
+
+    @property
+    def document(self) -> Json:
+        """The state's document: containers and plain values as the format holds them (spec 8)."""
+        return self._document
+
+    def to_state_dict(self, map_location: Any = "cpu") -> Any:
+        """Return the nested state as standard objects.
+
+        Optimizer states that an adapter wrote by parameter name come back with torch's integers.
+
+        Parameters
+        ----------
+        map_location : torch device, optional
+            Where model and optimizer tensors go ("meta" reads none of them). Random states, users' own data and step
+            counters stay on the CPU.
+        """
+        return self._build(map_location, optimizer_names=False)
+
+    def to_named_state(self, map_location: Any = "cpu") -> Any:
+        """Return the nested state with optimizer states keyed by parameter name, as they are stored."""
+        return self._build(map_location, optimizer_names=True)
+
+    def _build(self, map_location: Any, *, optimizer_names: bool) -> Any:
+        bridge = _bridge()
+        device = bridge.device(map_location)
+        owners: dict[Path, TensorEntry] = {}
+        for keys, leaf in self._leaves.items():
+            if leaf.kind != "plain":
+                owners.setdefault(self._owner(keys).path, self._owner(keys))
+        moved = {path for path, entry in owners.items() if self._moves(entry)}
+        on_meta = device.type == "meta"
+        tensors = {
+            path: bridge.empty(entry.dtype, entry.shape, device="meta" if on_meta and path in moved else "cpu")
+            for path, entry in owners.items()
+        }
+        read = [
+            (entry, bridge.as_array(tensors[path])) for path, entry in owners.items() if not (on_meta and path in moved)
+        ]
+        read_into(self._source, self._layout, read)
+        if device.type not in ("cpu", "meta"):
+            tensors = {path: tensor.to(device) if path in moved else tensor for path, tensor in tensors.items()}
+
+        def tensor(path: Path, kind: str) -> Any:
+            found = tensors[self._owner(path).path]
+            return bridge.to_numpy(found, self._entry(path).dtype) if kind == "ndarray" else found
+
+        return build(
+            self._document, tensor, bridge, pickle_trusted=self._pickle_trusted, optimizer_names=optimizer_names
+        )
+
+    def _owner(self, keys: Path) -> TensorEntry:
+        """Return the entry that has the bytes of a tensor, under its own path."""
+        self._entry(keys)
+        return self._owners[self._prefix + keys]
+
+    @cached_property
+    def _owners(self) -> dict[Path, TensorEntry]:
+        tensors = self._layout.tensors
+        return {entry.path: entry if entry.alias is None else tensors[entry.alias] for entry in tensors}
+
+    def _moves(self, entry: TensorEntry) -> bool:
+        return not entry.pieces or self._layout.by_id[entry.pieces[0].partition].role not in _STAYS
+
+    def stream(self, paths: Iterable[Path]) -> Iterator[tuple[Path, torch.Tensor]]:
+        """Yield CPU tensors of the given leaves, a few partitions at a time: memory stays flat.
+
+        A tensor is only valid until the next one is asked for.
+        """
+        bridge = _bridge()
+        wanted: dict[Path, list[Path]] = {}
+        for keys in paths:
+            wanted.setdefault(self._owner(keys).path, []).append(keys)
+        entries = [self._owners[path] for path in wanted]
+        for group in batches(self._layout, entries):
+            tensors = [bridge.empty(entry.dtype, entry.shape) for entry in group]
+            read_into(
+                self._source, self._layout, [(e, bridge.as_array(t)) for e, t in zip(group, tensors, strict=True)]
+            )
+            for entry, tensor in zip(group, tensors, strict=True):
+                for keys in wanted[entry.path]:
+                    yield keys, tensor
+
+    def load_into(self, strict: bool = True, **objects: Any) -> Report:
+        """Copy the state into living objects, straight into their existing tensors.
+
+        Parameters
+        ----------
+        strict : bool
+            Raise InvalidInput, before any tensor is touched, if commit and objects do not fit each other.
+        **objects
+            By the names under which they were committed: modules, optimizers, anything with ``load_state_dict``.
+
+        Returns
+        -------
+        Report
+            What did not fit.
+        """
+        if not objects:
+            raise InvalidInput("load_into needs objects, such as model=model")
+        load: Callable[..., Report] = importlib.import_module("deltastore.loading").load_into
+        return load(self, strict, objects)
+
+    def __repr__(self) -> str:
+        where = f", below {show_path(self._prefix)}" if self._prefix else ""
+        return f"State(step={self.commit.step}, {len(self)} leaves{where})"
+
+
+def _as_path(path: object) -> Path:
+    return path if isinstance(path, tuple) else (path,)  # type: ignore[return-value]

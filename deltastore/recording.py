@@ -1,0 +1,168 @@
+"""The writing side of a store: a claimed session, its chain, its background (spec 10, 11)."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deltastore.buffers import Hints
+from deltastore.config import Retention, WriterOptions
+from deltastore.encoder import ChainState, CommitOrder
+from deltastore.errors import InvalidInput
+from deltastore.handle import Commit, Handle
+from deltastore.history.catalog import Catalog, CatalogEntry
+from deltastore.history.chain import Chain
+from deltastore.history.lineage import segments_of
+from deltastore.history.packs import Packs
+from deltastore.history.session import Session
+from deltastore.ondisk.index import PackIndex
+from deltastore.ondisk.names import new_commit_id
+from deltastore.types import Json
+from deltastore.writer import Job, Writer, Written
+
+if TYPE_CHECKING:
+    from deltastore.staging import Stager
+
+log = logging.getLogger("deltastore")
+
+
+class Recording:
+    """One claimed epoch: takes states in the caller's thread and hands them to the writer.
+
+    Parameters
+    ----------
+    parent : CatalogEntry or None
+        The commit that the first one follows.
+    resumed : tuple, optional
+        Chain and partitions of the parent, when it was read as a whole: the first commit may be a delta on it.
+    acknowledge : callable
+        Called in the background with each acknowledged commit and the tag that was asked for.
+    find : callable
+        Gives a commit by its id.
+    """
+
+    def __init__(
+        self,
+        packs: Packs,
+        session: Session,
+        catalog: Catalog,
+        parent: CatalogEntry | None,
+        resumed: tuple[Chain, dict[int, np.ndarray]] | None,
+        *,
+        options: WriterOptions,
+        restore_cost: float,
+        retention: Retention | None,
+        pickle_trusted: bool,
+        acknowledge: Callable[[Written, str | None], Commit],
+        find: Callable[[str], Commit],
+    ) -> None:
+        self.session = session
+        self._tier = packs.tier
+        self._retention = retention
+        self._last_step = -1 if parent is None else parent.step
+        self._handles: dict[int, Handle] = {}
+        self._tags: dict[str, str] = {}
+        self._stager = _make_stager(pickle_trusted)
+        chain = ChainState()
+        if parent is not None:
+            chain.parent = parent.ref
+            chain.earlier = segments_of(catalog, parent)
+        if resumed is not None:
+            _adopt(chain, *resumed)
+            self._stager.adopt(resumed[0].layout)
+
+        def acknowledged(written: Written) -> Commit:
+            return acknowledge(written, self._tags.pop(written.entry.id, None))
+
+        self._writer = Writer(packs.tier, packs, session, chain, self._stager.pool, options, restore_cost, acknowledged, find)
+
+    def commit(
+        self, step: int, state: Mapping[str, Any], hints: Hints, *, tag: str | None, metrics: Mapping[str, Any] | None
+    ) -> Handle:
+        """Take a state and return the handle of its commit; see :meth:`deltastore.store.Store.commit`."""
+        if step < self._last_step:
+            raise InvalidInput(
+                f"step {step} comes after step {self._last_step}: steps of a line of history never decrease; "
+                f"call restore() to go back first",
+                step=step,
+                newest=self._last_step,
+            )
+        flat = self._stager.flatten(state)
+        described = _encode_metrics(self._stager, metrics)
+        self._writer.reserve()
+        try:
+            staged = self._stager.take(flat, hints, replan=self._writer.base_due)
+        except BaseException:
+            self._writer.cancel()
+            raise
+        order = CommitOrder(new_commit_id(), step, base=tag is not None or self._kept(step), metrics=described)
+        handle = Handle(step, order.id, (self._tier.name,))
+        if tag is not None:
+            self._tags[order.id] = tag
+        self._handles = {s: h for s, h in self._handles.items() if not h.done() and h.error is None}
+        self._handles[step] = handle
+        self._last_step = step
+        self._writer.submit(Job(staged, order, handle))
+        return handle
+
+    def _kept(self, step: int) -> bool:
+        return self._retention is not None and self._retention.keeps_step(step)
+
+    def handle_of(self, step: int) -> Handle | None:
+        """Return the handle of a step that is still being written, or failed."""
+        return self._handles.get(step)
+
+    def busy(self) -> bool:
+        """Return whether `commit` would have to wait."""
+        return self._writer.busy()
+
+    def set_restore_cost(self, restore_cost: float) -> None:
+        """Change when bases are due."""
+        self._writer.restore_cost = restore_cost
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything is acknowledged."""
+        self._writer.flush(timeout)
+
+    def stop(self) -> None:
+        """Write what was submitted and end the background; the session stays claimed."""
+        self._writer.close()
+
+    def close(self) -> None:
+        """Stop, and give the lock back whatever happens."""
+        try:
+            self.stop()
+        finally:
+            self.session.close()
+
+
+def _make_stager(pickle_trusted: bool) -> Stager:
+    # Staging needs torch; reading the history of a store does not, so that it is loaded with the first commit.
+    stager: Stager = importlib.import_module("deltastore.staging").Stager(pickle_trusted=pickle_trusted)
+    return stager
+
+
+def _adopt(chain: ChainState, read: Chain, buffers: dict[int, np.ndarray]) -> None:
+    sizes = [_layer_bytes(link.tail.index, link.record.id) for link in read.links]
+    chain.rec, chain.layout, chain.document = buffers, read.layout, read.document
+    chain.full_bytes, chain.chain_bytes = sizes[0], sum(sizes)
+    chain.last_bytes = sizes[-1] if len(sizes) > 1 else 0
+
+
+def _layer_bytes(index: PackIndex, commit: str) -> int:
+    arrays = [array for path, array in index.arrays.items() if path.startswith(f"{commit}/")]
+    return sum(extent.length for array in arrays for extent in array.chunks)
+
+
+def _encode_metrics(stager: Stager, metrics: Mapping[str, Any] | None) -> dict[str, Json]:
+    if not metrics:
+        return {}
+    plain = {str(name): value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
+    flat = stager.flatten(plain)
+    if flat.tensors or not all(isinstance(node, dict | list | str | int | float | None) for node in flat.document["v"]):
+        raise InvalidInput("metrics are plain numbers, strings and booleans by name")
+    return dict(zip(flat.document["k"], flat.document["v"], strict=True))

@@ -1,0 +1,627 @@
+"""The facade: open a store, commit, read, tag, verify, prune."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from deltastore.buffers import Hints
+from deltastore.config import EXACT_RESTORE_COST, Retention, WriterOptions, parse_retention
+from deltastore.document import plain_value
+from deltastore.errors import AlreadyExists, Corruption, DeltaStoreError, InvalidInput, NotFound, ReadOnly
+from deltastore.handle import Commit, Handle
+from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
+from deltastore.history.chain import Chain, open_chain
+from deltastore.history.lineage import chain_entries, newest, resolve
+from deltastore.history.packs import Packs
+from deltastore.history.retention import PruneReport, delete_commits, plan_prune
+from deltastore.history.session import Session, read_format
+from deltastore.history.tags import read_tags, write_tag
+from deltastore.history.verify import Progress, VerifyReport, verify
+from deltastore.ondisk.names import check_tag, is_write_id
+from deltastore.reader import State
+from deltastore.recording import Recording
+from deltastore.sources import BufferSource, GuardedSource, PackSource, read_all
+from deltastore.tiers.base import Tier
+from deltastore.urls import open_tier
+from deltastore.writer import Written
+
+log = logging.getLogger("deltastore")
+
+CACHE_EVERY_COMMITS = 500
+"""How often a writer renews the catalog cache, beside at its end."""
+
+
+def open(
+    url: str | os.PathLike[str],
+    mode: str = "a",
+    tiers: Sequence[str] = (),
+    *,
+    retention: Mapping[str, Any] | Retention | None = None,
+    pickle: str | None = None,
+    session: str | None = None,
+    max_local_bytes: int | None = None,
+    max_lag_steps: int | None = None,
+    max_lag_seconds: float | None = None,
+    on_limit: str = "wait",
+    codec: str = "auto",
+    max_pending: int = 2,
+) -> Store:
+    """Open a store; nothing is written before the first commit.
+
+    Parameters
+    ----------
+    url : str or path
+        A folder, ``file://...`` or ``memory://name``.
+    mode : {"a", "r"}
+        "a" reads and writes; a missing store is made by the first commit. "r" writes nothing, and a missing store is
+        NotFound. Any number of readers may open a store that is being written.
+    tiers : sequence of str
+        Further places to flush to; not part of this version.
+    retention : dict, optional
+        ``{"keep_last": n, "keep_every": k}``: after each commit, delete what no kept commit needs.
+    pickle : {"trust"}, optional
+        Store objects that the format cannot hold as pickles, and load such pickles. Loading a pickle runs the code
+        that it names: trust whoever wrote the store.
+    session : str, optional
+        Id of this writer session, 16 hexadecimal digits; random by default.
+    max_local_bytes, max_lag_steps : optional
+        Limits of a tiered store; not part of this version.
+    max_lag_seconds : float, optional
+        How long a commit that cannot be written is tried again before it fails; 3 by default.
+    on_limit : {"wait", "fail"}
+        With ``max_lag_seconds`` given: try for ever, or fail when it is over.
+    codec : {"auto", "raw", "blosc"}
+        How bases are stored.
+    max_pending : int
+        States in memory beside the reconstruction; `commit` waits while there are as many.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    NotFound
+        Mode "r", and there is no store.
+    Backend
+        Mode "a", and the place cannot be written.
+    UnsupportedFormat
+        A newer format.
+    InvalidInput
+        An argument cannot be used.
+    """
+    if mode not in ("a", "r"):
+        raise InvalidInput(f"mode is {mode!r}, expected 'a' (read and write) or 'r' (read only)")
+    if tiers or max_local_bytes is not None or max_lag_steps is not None:
+        raise InvalidInput(
+            "tiers, max_local_bytes and max_lag_steps belong to tiered stores, which are not part of this version"
+        )
+    if pickle not in (None, "trust"):
+        raise InvalidInput(f"pickle is {pickle!r}, expected None or 'trust'")
+    if session is not None and not is_write_id(session):
+        raise InvalidInput(f"session is {session!r}, expected 16 hexadecimal digits")
+    if on_limit not in ("wait", "fail"):
+        raise InvalidInput(f"on_limit is {on_limit!r}, expected 'wait' or 'fail'")
+    options = WriterOptions(
+        codec=codec,
+        max_pending=max_pending,
+        give_up_seconds=3.0 if max_lag_seconds is None else float(max_lag_seconds),
+        wait_for_space=max_lag_seconds is not None and on_limit == "wait",
+    )
+    tier = open_tier(url)
+    return Store(
+        tier,
+        writable=mode == "a",
+        retention=parse_retention(retention),
+        pickle_trusted=pickle == "trust",
+        session=session,
+        options=options,
+    )
+
+
+class Store:
+    """A run's history: commits in packs on one tier. Made by :func:`deltastore.open`.
+
+    Threads may share a store; a forked child may read from it, but not commit.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        *,
+        writable: bool = True,
+        retention: Retention | None = None,
+        pickle_trusted: bool = False,
+        session: str | None = None,
+        options: WriterOptions | None = None,
+    ) -> None:
+        self._tier = tier
+        self._writable = writable
+        self._retention = retention
+        self._pickle_trusted = pickle_trusted
+        self._session_id = session or secrets.token_hex(8)
+        self._options = options or WriterOptions()
+        self._restore_cost = EXACT_RESTORE_COST
+        self._packs = Packs(tier)
+        self._lock = threading.RLock()
+        self._catalog: Catalog | None = None
+        self._tags: dict[str, str] | None = None
+        self._recording: Recording | None = None
+        self._closed = False
+        if writable:
+            tier.check_writable()
+        elif not tier.exists():
+            raise NotFound(f"{tier.url}: there is no store here; mode 'a' makes one", url=tier.url)
+        self._read_format()
+
+    def _read_format(self) -> None:
+        try:
+            self._packs.store = read_format(self._tier).store
+        except NotFound:
+            return
+        except Corruption as error:
+            log.warning("%s; reading goes on, for the packs hold all that is needed", error)
+
+    def set_restore_cost(self, restore_cost: float) -> None:
+        """Let reading a commit cost up to this many full loads before a base is written (spec 9, "Bases")."""
+        if not restore_cost >= 1:
+            raise InvalidInput(f"restore_cost is {restore_cost!r}, expected 1 or more")
+        self._restore_cost = restore_cost
+        if self._recording is not None:
+            self._recording.set_restore_cost(restore_cost)
+
+    # ---------------------------------------------------------------- reading
+
+    @property
+    def url(self) -> str:
+        """What opens the same store again."""
+        return self._tier.url
+
+    def refresh(self) -> None:
+        """Look again at what the store holds: another process may have committed, tagged or pruned."""
+        with self._lock:
+            self._catalog = read_catalog(self._packs, self._catalog)
+            self._tags = None
+
+    def _view(self) -> Catalog:
+        if self._catalog is None:
+            self.refresh()
+        assert self._catalog is not None  # noqa: S101
+        return self._catalog
+
+    def _known_tags(self) -> dict[str, str]:
+        if self._tags is None:
+            self._tags = read_tags(self._tier)
+        return self._tags
+
+    def commits(self) -> list[Commit]:
+        """Return all commits, oldest first."""
+        with self._lock:
+            tags = self._tags_by_commit()
+            return [_commit_of(entry, tags) for entry in self._view().ordered()]
+
+    def _tags_by_commit(self) -> dict[str, list[str]]:
+        by_commit: dict[str, list[str]] = {}
+        try:
+            for tag, commit in sorted(self._known_tags().items()):
+                by_commit.setdefault(commit, []).append(tag)
+        except Corruption as error:
+            log.warning("tags cannot be listed: %s", error)
+        return by_commit
+
+    def at(self, ref: int | str) -> State:
+        """Return the state of a commit; nothing of it is loaded yet.
+
+        Parameters
+        ----------
+        ref : int or str
+            A step (the newest commit of it on the line of history of the latest, else of the highest epoch),
+            "latest", "latest~3", a tag, or a commit id (8 or more characters).
+
+        Raises
+        ------
+        NotFound
+            Nothing has this name; the nearest is named.
+        Corruption
+            What it needs is damaged.
+        """
+        with self._lock:
+            entry = self._resolve(ref)
+            chain = self._chain(entry)
+            return self._state(chain, PackSource(self._packs, chain), entry)
+
+    def _resolve(self, ref: int | str) -> CatalogEntry:
+        # A bare step or id needs no tags: a damaged tag does not hinder it.
+        named = isinstance(ref, str) and not ref.startswith("latest")
+        try:
+            return resolve(self._view(), self._known_tags() if named else {}, ref)
+        except NotFound:
+            self.refresh()
+            return resolve(self._view(), self._known_tags() if named else {}, ref)
+
+    def _chain(self, entry: CatalogEntry) -> Chain:
+        try:
+            return open_chain(self._packs, self._view(), entry)
+        except Corruption as error:
+            raise self._with_advice(error, entry) from error
+
+    def _with_advice(self, error: Corruption, entry: CatalogEntry) -> Corruption:
+        """Return the error with the newest commit that does not need what is damaged."""
+        bad = str(error.fields.get("where", entry.pack))
+        usable = None
+        for other in reversed(self._view().ordered()):
+            try:
+                if other.id != entry.id and all(
+                    not bad.endswith(member.pack) for member in chain_entries(self._view(), other)
+                ):
+                    usable = other
+                    break
+            except Corruption:
+                continue
+        advice = "no other commit can be read"
+        if usable is not None:
+            advice = f"the newest commit that does not need this is step {usable.step} ({usable.id[:12]})"
+        fields = {**error.fields, "newest_intact": None if usable is None else usable.step}
+        return Corruption(f"{error.message}; {advice}", **fields)
+
+    def _state(self, chain: Chain, source: Any, entry: CatalogEntry) -> State:
+        commit = _commit_of(entry, self._tags_by_commit())
+        guarded = GuardedSource(source, lambda error: self._with_advice(error, entry))
+        return State(guarded, chain.document, chain.layout, commit, pickle_trusted=self._pickle_trusted)
+
+    def verify(self, deep: bool = False, *, progress: Progress | None = None) -> VerifyReport:
+        """Return what is damaged or missing; nothing is changed.
+
+        Parameters
+        ----------
+        deep : bool
+            Read and decode every byte, instead of metadata and chains only.
+        progress : callable, optional
+            Called with (commits done, commits in all).
+        """
+        with self._lock:
+            fresh = Packs(self._tier, self._packs.store)
+            try:
+                return verify(fresh, read_catalog(fresh, Catalog()), deep=deep, progress=progress)
+            finally:
+                fresh.close()
+
+    def durable(self, tier: str | None = None) -> int | None:
+        """Return the newest acknowledged step of a tier, None if there is none."""
+        self._check_tier(tier)
+        with self._lock:
+            top = newest(self._view())
+            return None if top is None else top.step
+
+    def _check_tier(self, tier: str | None) -> None:
+        if tier not in (None, self._tier.name):
+            raise InvalidInput(f"the store has no tier {tier!r}; it has {self._tier.name!r}", tier=tier)
+
+    # ---------------------------------------------------------------- writing
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        exact: bool | None = None,
+        tag: str | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Handle:
+        """Commit one version of a nested state.
+
+        The state is copied before this returns and may be changed at once; it is written in the background, after
+        all commits that were made before. While `max_pending` commits are being written, this waits.
+
+        Parameters
+        ----------
+        step : int
+            Never smaller than that of the commit before. The same step again is a new version of it, and costs nothing
+            if nothing changed.
+        state : mapping
+            Nested dicts, lists and tuples of tensors and plain values.
+        exact : bool, optional
+            Every commit of this version is exact.
+        tag : str, optional
+            Name the commit, for ever; it is then stored as a base.
+        metrics : mapping, optional
+            Numbers and strings to remember with the commit, such as the loss.
+
+        Returns
+        -------
+        Handle
+
+        Raises
+        ------
+        InvalidInput
+            Something in the state cannot be stored, or the step decreases; nothing was committed.
+        Conflict
+            Another writer has the store.
+        DeltaStoreError
+            An earlier commit failed in the background and nobody was told yet.
+        """
+        return self.commit_with_hints(step, state, None, exact=exact, tag=tag, metrics=metrics)
+
+    def commit_with_hints(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        hints: Hints | None,
+        *,
+        exact: bool | None = None,
+        tag: str | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Handle:
+        """Commit as :meth:`commit` does, for adapters that know the roles of tensors ."""
+        if type(step) is not int or step < 0:
+            raise InvalidInput(f"step is {step!r}, expected an integer of 0 or more")
+        if not isinstance(state, Mapping):
+            raise InvalidInput(f"the state is a {type(state).__name__}, expected a dict of objects by name")
+        if tag is not None:
+            check_tag(tag)
+            if tag in read_tags(self._tier):
+                raise AlreadyExists(f"tag {tag!r} exists; commit without it, then move it with tag(name, ref, move=True)", tag=tag)
+        return self._record().commit(step, state, hints or Hints(), tag=tag, metrics=metrics)
+
+    def _record(self) -> Recording:
+        """Return the recording; the first call claims the store."""
+        self._require_writable()
+        with self._lock:
+            if self._recording is None:
+                session = Session(self._tier, self._session_id)
+                session.claim()
+                self._start(session, None)
+            assert self._recording is not None  # noqa: S101
+            return self._recording
+
+    def _require_writable(self) -> None:
+        if not self._writable:
+            raise ReadOnly(f"{self.url} was opened with mode 'r'; open it with mode 'a' to write", url=self.url)
+        if self._closed:
+            raise InvalidInput(f"{self.url} is closed")
+
+    def _start(self, session: Session, resumed: tuple[CatalogEntry, Chain, Any] | None) -> None:
+        self._packs.store = session.store
+        self.refresh()
+        parent = newest(self._view()) if resumed is None else resumed[0]
+        self._recording = Recording(
+            self._packs,
+            session,
+            self._view(),
+            parent,
+            None if resumed is None else resumed[1:],
+            options=self._options,
+            restore_cost=self._restore_cost,
+            retention=self._retention,
+            pickle_trusted=self._pickle_trusted,
+            acknowledge=self._acknowledge,
+            find=self._commit_by_id,
+        )
+
+    def restore(self, ref: int | str = "latest") -> State:
+        """Go back to a commit and go on from it: the next commit follows it, in a new epoch.
+
+        What was submitted before is written first. The commit is read as a whole, so that the next one can be a delta;
+        if the latest is damaged, the newest intact one before it is taken and a warning is logged.
+
+        Returns
+        -------
+        State
+            In memory; its ``commit`` tells which one it is.
+
+        Raises
+        ------
+        NotFound
+            The store holds no such commit.
+        Conflict
+            Another writer has the store.
+        """
+        self._require_writable()
+        with self._lock:
+            recording = self._recording
+        if recording is not None:
+            recording.flush()
+            recording.stop()
+        with self._lock:
+            if recording is None:
+                session = Session(self._tier, self._session_id)
+                session.claim()
+            else:
+                session = recording.session
+                self._recording = None
+                session.next_epoch()
+            try:
+                self._packs.store = session.store
+                self.refresh()
+                entry, chain, buffers = self._read_newest_intact(ref)
+                self._start(session, (entry, chain, buffers))
+            except BaseException:
+                if self._recording is None:
+                    self._start(session, None)
+                raise
+            return self._state(chain, BufferSource(buffers), entry)
+
+    def _read_newest_intact(self, ref: int | str) -> tuple[CatalogEntry, Chain, dict[int, Any]]:
+        entry = resolve(self._view(), self._known_tags() if isinstance(ref, str) else {}, ref)
+        while True:
+            try:
+                chain = open_chain(self._packs, self._view(), entry)
+                return entry, chain, read_all(PackSource(self._packs, chain), chain.layout)
+            except Corruption as error:
+                older = [other for other in self._view().ordered() if other.order < entry.order]
+                if ref != "latest" or not older:
+                    raise self._with_advice(error, entry) from error
+                log.warning("the commit of step %s is damaged and left out: %s", entry.step, error)
+                entry = older[-1]
+
+    def _acknowledge(self, written: Written, tag: str | None) -> Commit:
+        with self._lock:
+            catalog = self._view()
+            catalog.add(written.entry, written.pack_bytes)
+            if tag is not None:
+                write_tag(self._tier, tag, written.entry.id, self._session_id, move=False)
+                self._tags = None
+            if self._retention is not None:
+                self._apply_retention(self._retention)
+            if len(catalog.packs) % CACHE_EVERY_COMMITS == 0:
+                write_cache(self._packs, catalog, self._session_id)
+            return _commit_of(written.entry, self._tags_by_commit())
+
+    def _apply_retention(self, retention: Retention) -> None:
+        try:
+            doomed = plan_prune(self._view(), self._known_tags().values(), retention)
+            delete_commits(self._packs, self._view(), doomed)
+        except DeltaStoreError as error:
+            log.warning("retention did not delete anything this time: %s", error)
+
+    def _commit_by_id(self, commit: str) -> Commit:
+        with self._lock:
+            return _commit_of(self._view().by_id[commit], self._tags_by_commit())
+
+    def busy(self) -> bool:
+        """Return whether `commit` would have to wait for earlier commits."""
+        return self._recording is not None and self._recording.busy()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every commit is acknowledged.
+
+        Raises
+        ------
+        Timeout
+            The time is over.
+        DeltaStoreError
+            A commit failed and nobody was told yet.
+        """
+        if self._recording is not None:
+            self._recording.flush(timeout)
+
+    def wait(self, step: int, *, tier: str | None = None, timeout: float | None = None) -> Commit:
+        """Wait until a step is acknowledged by a tier, and return its commit.
+
+        Raises
+        ------
+        NotFound
+            The step was never committed.
+        Timeout
+            The time is over.
+        """
+        self._check_tier(tier)
+        handle = None if self._recording is None else self._recording.handle_of(step)
+        if handle is not None:
+            return handle.wait(tier, timeout)
+        return self.at(step).commit
+
+    def tag(self, name: str, ref: int | str | None = "latest", move: bool = False) -> None:
+        """Name a commit. Tagged commits are never pruned.
+
+        Parameters
+        ----------
+        name : str
+            Letters, digits, ``.``, ``_``, ``-``; not a number, not "latest".
+        ref : int or str or None
+            The commit; None removes the tag.
+        move : bool
+            Let an existing tag name another commit.
+
+        Raises
+        ------
+        AlreadyExists
+            The tag names another commit and `move` is false.
+        """
+        self._require_writable()
+        check_tag(name)
+        with self._lock:
+            commit = None if ref is None else self._resolve(ref).id
+            write_tag(self._tier, name, commit, self._session_id, move=move)
+            self._tags = None
+
+    def prune(self, keep_last: int = 1, keep_every: int | None = None, dry_run: bool = True) -> PruneReport:
+        """Delete the commits that nothing kept needs; tagged ones are always kept.
+
+        Parameters
+        ----------
+        keep_last, keep_every : int
+            Keep the last commits, and those whose step is a multiple.
+        dry_run : bool
+            Only report what would go.
+
+        Raises
+        ------
+        Conflict
+            Another process is writing the store.
+        """
+        retention = Retention(keep_last, keep_every)
+        if not dry_run:
+            self._require_writable()
+            self.flush()
+        with self._lock:
+            if not dry_run:
+                if self._recording is None:
+                    with self._tier.lock({"session": self._session_id}):
+                        return self._prune(retention, dry_run=False)
+            return self._prune(retention, dry_run=dry_run)
+
+    def _prune(self, retention: Retention, *, dry_run: bool) -> PruneReport:
+        self.refresh()
+        doomed = plan_prune(self._view(), self._known_tags().values(), retention)
+        report = PruneReport(tuple(entry.id for entry in doomed), sum(entry.bytes for entry in doomed), dry_run)
+        if not dry_run:
+            delete_commits(self._packs, self._view(), doomed)
+        return report
+
+    def close(self) -> None:
+        """Write what is pending, give the lock back and close all files.
+
+        Raises
+        ------
+        DeltaStoreError
+            A commit failed and nobody was told yet.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._recording is not None:
+                self._recording.close()
+                with self._lock:
+                    write_cache(self._packs, self._view(), self._session_id)
+                self._tier.end_session(self._session_id)
+        finally:
+            self._packs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except DeltaStoreError:
+            if error is None:
+                raise
+            log.exception("while another error is on its way, the store reports")
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r}, {'writable' if self._writable else 'read only'})"
+
+
+def _commit_of(entry: CatalogEntry, tags: Mapping[str, list[str]]) -> Commit:
+    return Commit(
+        id=entry.id,
+        step=entry.step,
+        parent=None if entry.parent is None else entry.parent.id,
+        epoch=entry.ref.epoch,
+        kind=entry.kind,
+        bytes=entry.bytes,
+        exact=entry.exact,
+        created=entry.created,
+        tags=tuple(tags.get(entry.id, ())),
+        metrics={name: plain_value(node, None) for name, node in entry.metrics.items()},
+    )

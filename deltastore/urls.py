@@ -1,0 +1,34 @@
+"""Which tier a URL names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from deltastore.errors import InvalidInput
+from deltastore.tiers.base import Tier
+from deltastore.tiers.local import LocalTier
+from deltastore.tiers.memory import MemoryTier
+
+
+def open_tier(url: str | os.PathLike[str]) -> Tier:
+    """Return the tier that a folder or URL names.
+
+    Raises
+    ------
+    InvalidInput
+        A scheme that this version does not know.
+    """
+    text = os.fspath(url)
+    if "://" not in text:
+        return LocalTier(Path(text).absolute())
+    parts = urlsplit(text)
+    if parts.scheme == "memory":
+        return MemoryTier((parts.netloc + parts.path) or "default")
+    if parts.scheme == "file":
+        return LocalTier(Path(unquote(parts.path)))
+    raise InvalidInput(
+        f"{text}: this version stores in a folder, file:// or memory://; remote tiers (hdfs://, s3://) are not part of it",
+        url=text,
+    )

@@ -1,0 +1,361 @@
+"""The background of a store: encode, write, publish in chain order, acknowledge, or fail loudly (spec 10)."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from deltastore.buffers import BufferPool, StagedState
+from deltastore.config import WriterOptions
+from deltastore.encoder import ChainState, CommitOrder, EncodedCommit, advance, encode_commit
+from deltastore.errors import (
+    Backend,
+    Conflict,
+    Corruption,
+    DeltaStoreError,
+    Internal,
+    NotFound,
+    OutcomeUnknown,
+    Timeout,
+)
+from deltastore.handle import Commit, Failure, Handle
+from deltastore.history.catalog import CatalogEntry, entry_of
+from deltastore.history.packs import Packs
+from deltastore.history.session import Session
+from deltastore.ondisk.codecs import Buffer
+from deltastore.ondisk.names import new_write_id, pack_name
+from deltastore.ondisk.pack import PackWriter
+from deltastore.ondisk.records import CommitRecord
+from deltastore.tiers.base import Tier
+
+log = logging.getLogger("deltastore")
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 5.0
+SPARE_BYTES = 1 << 20
+"""Room that must be left for records, tags and the file system itself."""
+EXIT_SECONDS = 600.0
+"""How long the end of the interpreter waits for commits that are still written."""
+
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE})
+"""What a retry of the whole pack may cure."""
+
+
+@dataclass
+class Job:
+    """A state that waits to be written."""
+
+    staged: StagedState
+    order: CommitOrder
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class Written:
+    """A commit that was published and acknowledged."""
+
+    entry: CatalogEntry
+    pack_bytes: int
+
+
+class Writer:
+    """Writes the commits of one session, strictly in the order of their submission.
+
+    Parameters
+    ----------
+    chain : ChainState
+        What the first commit builds upon.
+    acknowledge : callable
+        Called in the background with each acknowledged commit; returns it as users see it.
+    find : callable
+        Gives a commit of the store by its id.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        packs: Packs,
+        session: Session,
+        chain: ChainState,
+        pool: BufferPool,
+        options: WriterOptions,
+        restore_cost: float,
+        acknowledge: Callable[[Written], Commit],
+        find: Callable[[str], Commit],
+    ) -> None:
+        self._tier = tier
+        self._packs = packs
+        self._session = session
+        self._chain = chain
+        self._pool = pool
+        self._options = options
+        self.restore_cost = restore_cost
+        self._acknowledge = acknowledge
+        self._find = find
+        self._pid = os.getpid()
+        self._state = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._reserved = 0
+        self._stopping = False
+        self._failure: Failure | None = None
+        self._fenced: Conflict | None = None
+        self._thread: threading.Thread | None = None
+        _live.add(self)
+
+    @property
+    def base_due(self) -> bool:
+        """Whether the next commit is going to be a base, as far as the background has come."""
+        return self._chain.base_due(self.restore_cost)
+
+    def busy(self) -> bool:
+        """Return whether :meth:`reserve` would have to wait."""
+        with self._state:
+            return self._reserved >= self._options.max_pending
+
+    def reserve(self) -> None:
+        """Wait until one more state may be taken into memory; :meth:`submit` or :meth:`cancel` must follow.
+
+        Raises
+        ------
+        DeltaStoreError
+            An earlier commit failed and nobody was told yet.
+        """
+        self._check_process()
+        with self._state:
+            self._raise_failure()
+            self._state.wait_for(lambda: self._reserved < self._options.max_pending)
+            self._raise_failure()
+            self._reserved += 1
+
+    def cancel(self) -> None:
+        """Give a reservation back."""
+        with self._state:
+            self._reserved -= 1
+            self._state.notify_all()
+
+    def submit(self, job: Job) -> None:
+        """Hand a state over; its buffers belong to the writer from here on."""
+        with self._state:
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="deltastore-writer", daemon=True)
+                self._thread.start()
+            self._state.notify_all()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was submitted is acknowledged.
+
+        Raises
+        ------
+        Timeout
+            The time is over.
+        DeltaStoreError
+            A commit failed and nobody was told yet.
+        """
+        self._check_process()
+        with self._state:
+            if not self._state.wait_for(lambda: self._reserved == 0, timeout):
+                raise Timeout(
+                    f"{self._reserved} commits are not written after {timeout} s; they go on", timeout=timeout
+                )
+            self._raise_failure()
+
+    def close(self) -> None:
+        """Write what was submitted and stop; raises what nobody was told yet."""
+        if os.getpid() != self._pid:
+            return  # pending commits belong to the process that made them
+        try:
+            self.flush()
+        finally:
+            with self._state:
+                self._stopping = True
+                self._state.notify_all()
+            if self._thread is not None:
+                self._thread.join()
+            _live.discard(self)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Conflict(
+                f"process {os.getpid()} was forked from the writer {self._pid}: only that one may commit; "
+                "open the store for reading here",
+                pid=self._pid,
+            )
+
+    def _raise_failure(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        failure, self._failure = self._failure, None
+        if failure is not None and not failure.seen:
+            failure.seen = True
+            raise failure.error
+
+    # ---------------------------------------------------------------- background
+
+    def _run(self) -> None:
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._jobs or self._stopping)
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            try:
+                self._write(job)
+            except BaseException as error:
+                self._fail(job, error)
+
+    def _write(self, job: Job) -> None:
+        encoded = encode_commit(
+            self._chain,
+            job.staged,
+            job.order,
+            epoch=self._session.epoch,
+            session=self._session.id,
+            restore_cost=self.restore_cost,
+            codec=self._options.codec,
+        )
+        if encoded is None:
+            self._settle_unchanged(job)
+            return
+        record, written, layer_bytes = self._publish(encoded)
+        free = advance(self._chain, job.staged, record, written.entry.ref.digest, layer_bytes)
+        commit = self._acknowledge(written)
+        if free is not None:
+            self._pool.give(job.staged.layout, free)
+        job.handle._succeed(commit)
+        self._release()
+
+    def _settle_unchanged(self, job: Job) -> None:
+        if self._chain.parent is None:
+            raise Internal(f"step {job.order.step}: nothing changed, but there is no commit before it")
+        self._pool.give(job.staged.layout, job.staged.buffers)
+        job.handle._succeed(self._find(self._chain.parent.id))  # noqa: SLF001
+        self._release()
+
+    def _release(self) -> None:
+        with self._state:
+            self._reserved -= 1
+            self._state.notify_all()
+
+    def _publish(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written, int]:
+        """Write the pack until it is acknowledged, a new file under a new name at each attempt."""
+        started = time.monotonic()
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return self._attempt(encoded)
+            except Backend as error:
+                late = time.monotonic() - started > self._options.give_up_seconds and not self._options.wait_for_space
+                if late or not (error.transient or error.errno in _PASSING or isinstance(error, OutcomeUnknown)):
+                    raise
+                log.warning("step %s: not written (%s), trying again", encoded.step, error)
+            with self._state:
+                self._state.wait_for(lambda: self._stopping, pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _attempt(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written, int]:
+        # Steps as numbered in spec 10.2.
+        self._check_space(encoded)
+        write = new_write_id()
+        name = pack_name(self._session.epoch, encoded.step, encoded.step, write)
+        pack = PackWriter(self._session.store, write)
+        made: list[CommitRecord] = []
+        digests: list[str] = []
+        layer_bytes = 0
+
+        def parts() -> Iterator[Buffer]:
+            nonlocal layer_bytes
+            for array in encoded.arrays():
+                for buffers in pack.array(array):
+                    layer_bytes += sum(len(buffer) for buffer in buffers)
+                    yield from buffers
+            record, commit = encoded.finish()
+            made.append(record)
+            digests.append(commit.digest)
+            for buffers in pack.finish([commit]):
+                yield from buffers
+
+        staged = self._tier.stage(name, parts(), self._session.id)  # 1-2: written and synced under tmp
+        try:
+            self._tier.publish(staged)  # 3-4: linked if absent, folder synced
+        except BaseException:
+            self._tier.discard(staged)
+            raise
+        self._read_back(name, write)
+        self._session.check_fence()  # 5: no higher epoch
+        entry = entry_of(made[0], digests[0], staged.size, name)
+        return made[0], Written(entry, staged.size), layer_bytes
+
+    def _read_back(self, name: str, write: str) -> None:
+        try:
+            found = self._packs.tail(name).index.write
+        except (Corruption, NotFound) as error:
+            raise OutcomeUnknown(f"{name}: published, but it cannot be read back: {error}", where=name) from error
+        if found != write:
+            raise OutcomeUnknown(f"{name}: published, but the file has write id {found}", expected=write, found=found)
+
+    def _check_space(self, encoded: EncodedCommit) -> None:
+        free = self._tier.free_bytes()
+        needed = encoded.largest_bytes + SPARE_BYTES
+        if free is not None and free < needed:
+            raise Backend(
+                f"{self._tier.url}: step {encoded.step} needs up to {needed:,} bytes, {free:,} are free; make room, it is tried again",
+                errno=errno.ENOSPC,
+                expected=needed,
+                found=free,
+            )
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """Report an error to the commit and to all that follow it; the next commit is a base."""
+        fault = (
+            error
+            if isinstance(error, DeltaStoreError)
+            else Internal(f"step {job.order.step}: {type(error).__name__}: {error}")
+        )
+        if fault is not error:
+            fault.__cause__ = error
+        log.error("step %s was not committed: %s", job.order.step, fault)
+        with self._state:
+            self._chain.rec = None
+            self._chain.sequence += 1  # what failed may have landed all the same: its number is not used again
+            self._failure = Failure(fault)
+            if isinstance(fault, Conflict):
+                self._fenced = fault
+            failed = [job, *self._jobs]
+            self._jobs.clear()
+            self._reserved -= len(failed)
+            for other in failed:
+                other.handle._fail(self._failure)
+            self._state.notify_all()
+
+
+_live: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _drain_at_exit() -> None:
+    """Write what is pending when the interpreter ends; if that fails say so and end with an error."""
+    lost: list[str] = []
+    for writer in list(_live):
+        if writer._pid != os.getpid():
+            continue
+        try:
+            writer.flush(EXIT_SECONDS)
+        except DeltaStoreError as error:
+            lost.append(f"deltastore: a commit was lost at the end of the program: {error}")
+    if lost:
+        print("\n".join(lost), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+atexit.register(_drain_at_exit)
