@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from deltastore import adapters, errors, formats
     from deltastore.config import Policy
     from deltastore.handle import Handle
+    from deltastore.opening import open
     from deltastore.reader import LazyTensor, Report, State
-    from deltastore.store import Store, open
+    from deltastore.store import Store
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,7 @@ _HOME = {
     "Report": "deltastore.reader",
     "State": "deltastore.reader",
     "Store": "deltastore.store",
-    "open": "deltastore.store",
+    "open": "deltastore.opening",
 }
 _SUBPACKAGES = frozenset({"adapters", "errors", "formats"})
 

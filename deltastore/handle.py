@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from deltastore.errors import DeltaStoreError, InvalidInput, Timeout
+from deltastore.errors import DeltaStoreError, Internal, InvalidInput, Timeout
 from deltastore.types import Json
 
 
@@ -104,7 +104,8 @@ class Handle:
         if self._failure is not None:
             self._failure.seen = True
             raise self._failure.error
-        assert self._commit is not None
+        if self._commit is None:
+            raise Internal(f"step {self.step}: settled without a commit or an error")
         return self._commit
 
     def _check_tier(self, tier: str | None) -> None:

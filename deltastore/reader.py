@@ -153,7 +153,7 @@ def _rows(shape: tuple[int, ...], index: Any) -> tuple[int, int, Any]:
 class State(Mapping[Path, Any]):
     """A mapping from leaf paths to :class:`LazyTensor` or plain values.
 
-    ``state["model", "wte.weight"]`` is one leaf, ``state["model"]`` the state below a prefix, whose keys are relative to it.
+    ``state["model", "wte.weight"]`` is one leaf, ``state["model"]`` the state below a prefix; its keys are relative to it.
 
     Attributes
     ----------
@@ -347,4 +347,4 @@ class State(Mapping[Path, Any]):
 
 
 def _as_path(path: object) -> Path:
-    return path if isinstance(path, tuple) else (path,)  # type: ignore[return-value]
+    return path if isinstance(path, tuple) else (path,)

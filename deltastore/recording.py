@@ -78,7 +78,9 @@ class Recording:
         def acknowledged(written: Written) -> Commit:
             return acknowledge(written, self._tags.pop(written.entry.id, None))
 
-        self._writer = Writer(packs.tier, packs, session, chain, self._stager.pool, options, restore_cost, acknowledged, find)
+        self._writer = Writer(
+            packs.tier, packs, session, chain, self._stager.pool, options, restore_cost, acknowledged, find
+        )
 
     def commit(
         self, step: int, state: Mapping[str, Any], hints: Hints, *, tag: str | None, metrics: Mapping[str, Any] | None

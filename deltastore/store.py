@@ -1,128 +1,37 @@
-"""The facade: open a store, commit, read, tag, verify, prune."""
+"""The facade: commit, read, tag, verify, prune."""
 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from deltastore.buffers import Hints
-from deltastore.config import EXACT_RESTORE_COST, Retention, WriterOptions, parse_retention
-from deltastore.document import plain_value
+from deltastore.config import EXACT_RESTORE_COST, Retention, WriterOptions
 from deltastore.errors import AlreadyExists, Corruption, DeltaStoreError, InvalidInput, NotFound, ReadOnly
 from deltastore.handle import Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
-from deltastore.history.lineage import chain_entries, newest, resolve
+from deltastore.history.lineage import newest, resolve
 from deltastore.history.packs import Packs
 from deltastore.history.retention import PruneReport, delete_commits, plan_prune
 from deltastore.history.session import Session, read_format
 from deltastore.history.tags import read_tags, write_tag
 from deltastore.history.verify import Progress, VerifyReport, verify
-from deltastore.ondisk.names import check_tag, is_write_id
+from deltastore.ondisk.names import check_tag
 from deltastore.reader import State
 from deltastore.recording import Recording
-from deltastore.sources import BufferSource, GuardedSource, PackSource, read_all
+from deltastore.sources import BufferSource, PackSource, read_all
 from deltastore.tiers.base import Tier
-from deltastore.urls import open_tier
+from deltastore.view import View
 from deltastore.writer import Written
 
 log = logging.getLogger("deltastore")
 
 CACHE_EVERY_COMMITS = 500
 """How often a writer renews the catalog cache, beside at its end."""
-
-
-def open(
-    url: str | os.PathLike[str],
-    mode: str = "a",
-    tiers: Sequence[str] = (),
-    *,
-    retention: Mapping[str, Any] | Retention | None = None,
-    pickle: str | None = None,
-    session: str | None = None,
-    max_local_bytes: int | None = None,
-    max_lag_steps: int | None = None,
-    max_lag_seconds: float | None = None,
-    on_limit: str = "wait",
-    codec: str = "auto",
-    max_pending: int = 2,
-) -> Store:
-    """Open a store; nothing is written before the first commit.
-
-    Parameters
-    ----------
-    url : str or path
-        A folder, ``file://...`` or ``memory://name``.
-    mode : {"a", "r"}
-        "a" reads and writes; a missing store is made by the first commit. "r" writes nothing, and a missing store is
-        NotFound. Any number of readers may open a store that is being written.
-    tiers : sequence of str
-        Further places to flush to; not part of this version.
-    retention : dict, optional
-        ``{"keep_last": n, "keep_every": k}``: after each commit, delete what no kept commit needs.
-    pickle : {"trust"}, optional
-        Store objects that the format cannot hold as pickles, and load such pickles. Loading a pickle runs the code
-        that it names: trust whoever wrote the store.
-    session : str, optional
-        Id of this writer session, 16 hexadecimal digits; random by default.
-    max_local_bytes, max_lag_steps : optional
-        Limits of a tiered store; not part of this version.
-    max_lag_seconds : float, optional
-        How long a commit that cannot be written is tried again before it fails; 3 by default.
-    on_limit : {"wait", "fail"}
-        With ``max_lag_seconds`` given: try for ever, or fail when it is over.
-    codec : {"auto", "raw", "blosc"}
-        How bases are stored.
-    max_pending : int
-        States in memory beside the reconstruction; `commit` waits while there are as many.
-
-    Returns
-    -------
-    Store
-
-    Raises
-    ------
-    NotFound
-        Mode "r", and there is no store.
-    Backend
-        Mode "a", and the place cannot be written.
-    UnsupportedFormat
-        A newer format.
-    InvalidInput
-        An argument cannot be used.
-    """
-    if mode not in ("a", "r"):
-        raise InvalidInput(f"mode is {mode!r}, expected 'a' (read and write) or 'r' (read only)")
-    if tiers or max_local_bytes is not None or max_lag_steps is not None:
-        raise InvalidInput(
-            "tiers, max_local_bytes and max_lag_steps belong to tiered stores, which are not part of this version"
-        )
-    if pickle not in (None, "trust"):
-        raise InvalidInput(f"pickle is {pickle!r}, expected None or 'trust'")
-    if session is not None and not is_write_id(session):
-        raise InvalidInput(f"session is {session!r}, expected 16 hexadecimal digits")
-    if on_limit not in ("wait", "fail"):
-        raise InvalidInput(f"on_limit is {on_limit!r}, expected 'wait' or 'fail'")
-    options = WriterOptions(
-        codec=codec,
-        max_pending=max_pending,
-        give_up_seconds=3.0 if max_lag_seconds is None else float(max_lag_seconds),
-        wait_for_space=max_lag_seconds is not None and on_limit == "wait",
-    )
-    tier = open_tier(url)
-    return Store(
-        tier,
-        writable=mode == "a",
-        retention=parse_retention(retention),
-        pickle_trusted=pickle == "trust",
-        session=session,
-        options=options,
-    )
 
 
 class Store:
@@ -148,10 +57,7 @@ class Store:
         self._session_id = session or secrets.token_hex(8)
         self._options = options or WriterOptions()
         self._restore_cost = EXACT_RESTORE_COST
-        self._packs = Packs(tier)
-        self._lock = threading.RLock()
-        self._catalog: Catalog | None = None
-        self._tags: dict[str, str] | None = None
+        self._view = View(tier, pickle_trusted=pickle_trusted)
         self._recording: Recording | None = None
         self._closed = False
         if writable:
@@ -162,7 +68,7 @@ class Store:
 
     def _read_format(self) -> None:
         try:
-            self._packs.store = read_format(self._tier).store
+            self._view.packs.store = read_format(self._tier).store
         except NotFound:
             return
         except Corruption as error:
@@ -185,35 +91,11 @@ class Store:
 
     def refresh(self) -> None:
         """Look again at what the store holds: another process may have committed, tagged or pruned."""
-        with self._lock:
-            self._catalog = read_catalog(self._packs, self._catalog)
-            self._tags = None
-
-    def _view(self) -> Catalog:
-        if self._catalog is None:
-            self.refresh()
-        assert self._catalog is not None  # noqa: S101
-        return self._catalog
-
-    def _known_tags(self) -> dict[str, str]:
-        if self._tags is None:
-            self._tags = read_tags(self._tier)
-        return self._tags
+        self._view.refresh()
 
     def commits(self) -> list[Commit]:
         """Return all commits, oldest first."""
-        with self._lock:
-            tags = self._tags_by_commit()
-            return [_commit_of(entry, tags) for entry in self._view().ordered()]
-
-    def _tags_by_commit(self) -> dict[str, list[str]]:
-        by_commit: dict[str, list[str]] = {}
-        try:
-            for tag, commit in sorted(self._known_tags().items()):
-                by_commit.setdefault(commit, []).append(tag)
-        except Corruption as error:
-            log.warning("tags cannot be listed: %s", error)
-        return by_commit
+        return self._view.commits()
 
     def at(self, ref: int | str) -> State:
         """Return the state of a commit; nothing of it is loaded yet.
@@ -231,49 +113,7 @@ class Store:
         Corruption
             What it needs is damaged.
         """
-        with self._lock:
-            entry = self._resolve(ref)
-            chain = self._chain(entry)
-            return self._state(chain, PackSource(self._packs, chain), entry)
-
-    def _resolve(self, ref: int | str) -> CatalogEntry:
-        # A bare step or id needs no tags: a damaged tag does not hinder it.
-        named = isinstance(ref, str) and not ref.startswith("latest")
-        try:
-            return resolve(self._view(), self._known_tags() if named else {}, ref)
-        except NotFound:
-            self.refresh()
-            return resolve(self._view(), self._known_tags() if named else {}, ref)
-
-    def _chain(self, entry: CatalogEntry) -> Chain:
-        try:
-            return open_chain(self._packs, self._view(), entry)
-        except Corruption as error:
-            raise self._with_advice(error, entry) from error
-
-    def _with_advice(self, error: Corruption, entry: CatalogEntry) -> Corruption:
-        """Return the error with the newest commit that does not need what is damaged."""
-        bad = str(error.fields.get("where", entry.pack))
-        usable = None
-        for other in reversed(self._view().ordered()):
-            try:
-                if other.id != entry.id and all(
-                    not bad.endswith(member.pack) for member in chain_entries(self._view(), other)
-                ):
-                    usable = other
-                    break
-            except Corruption:
-                continue
-        advice = "no other commit can be read"
-        if usable is not None:
-            advice = f"the newest commit that does not need this is step {usable.step} ({usable.id[:12]})"
-        fields = {**error.fields, "newest_intact": None if usable is None else usable.step}
-        return Corruption(f"{error.message}; {advice}", **fields)
-
-    def _state(self, chain: Chain, source: Any, entry: CatalogEntry) -> State:
-        commit = _commit_of(entry, self._tags_by_commit())
-        guarded = GuardedSource(source, lambda error: self._with_advice(error, entry))
-        return State(guarded, chain.document, chain.layout, commit, pickle_trusted=self._pickle_trusted)
+        return self._view.at(ref)
 
     def verify(self, deep: bool = False, *, progress: Progress | None = None) -> VerifyReport:
         """Return what is damaged or missing; nothing is changed.
@@ -285,8 +125,8 @@ class Store:
         progress : callable, optional
             Called with (commits done, commits in all).
         """
-        with self._lock:
-            fresh = Packs(self._tier, self._packs.store)
+        with self._view.lock:
+            fresh = Packs(self._tier, self._view.packs.store)
             try:
                 return verify(fresh, read_catalog(fresh, Catalog()), deep=deep, progress=progress)
             finally:
@@ -295,8 +135,8 @@ class Store:
     def durable(self, tier: str | None = None) -> int | None:
         """Return the newest acknowledged step of a tier, None if there is none."""
         self._check_tier(tier)
-        with self._lock:
-            top = newest(self._view())
+        with self._view.lock:
+            top = newest(self._view.catalog)
             return None if top is None else top.step
 
     def _check_tier(self, tier: str | None) -> None:
@@ -366,13 +206,15 @@ class Store:
         if tag is not None:
             check_tag(tag)
             if tag in read_tags(self._tier):
-                raise AlreadyExists(f"tag {tag!r} exists; commit without it, then move it with tag(name, ref, move=True)", tag=tag)
+                raise AlreadyExists(
+                    f"tag {tag!r} exists; commit without it, then move it with tag(name, ref, move=True)", tag=tag
+                )
         return self._record().commit(step, state, hints or Hints(), tag=tag, metrics=metrics)
 
     def _record(self) -> Recording:
         """Return the recording; the first call claims the store."""
         self._require_writable()
-        with self._lock:
+        with self._view.lock:
             if self._recording is None:
                 session = Session(self._tier, self._session_id)
                 session.claim()
@@ -387,13 +229,13 @@ class Store:
             raise InvalidInput(f"{self.url} is closed")
 
     def _start(self, session: Session, resumed: tuple[CatalogEntry, Chain, Any] | None) -> None:
-        self._packs.store = session.store
+        self._view.packs.store = session.store
         self.refresh()
-        parent = newest(self._view()) if resumed is None else resumed[0]
+        parent = newest(self._view.catalog) if resumed is None else resumed[0]
         self._recording = Recording(
-            self._packs,
+            self._view.packs,
             session,
-            self._view(),
+            self._view.catalog,
             parent,
             None if resumed is None else resumed[1:],
             options=self._options,
@@ -423,12 +265,12 @@ class Store:
             Another writer has the store.
         """
         self._require_writable()
-        with self._lock:
+        with self._view.lock:
             recording = self._recording
         if recording is not None:
             recording.flush()
             recording.stop()
-        with self._lock:
+        with self._view.lock:
             if recording is None:
                 session = Session(self._tier, self._session_id)
                 session.claim()
@@ -437,7 +279,7 @@ class Store:
                 self._recording = None
                 session.next_epoch()
             try:
-                self._packs.store = session.store
+                self._view.packs.store = session.store
                 self.refresh()
                 entry, chain, buffers = self._read_newest_intact(ref)
                 self._start(session, (entry, chain, buffers))
@@ -445,44 +287,44 @@ class Store:
                 if self._recording is None:
                     self._start(session, None)
                 raise
-            return self._state(chain, BufferSource(buffers), entry)
+            return self._view.state(chain, BufferSource(buffers), entry)
 
     def _read_newest_intact(self, ref: int | str) -> tuple[CatalogEntry, Chain, dict[int, Any]]:
-        entry = resolve(self._view(), self._known_tags() if isinstance(ref, str) else {}, ref)
+        entry = resolve(self._view.catalog, self._view.tags() if isinstance(ref, str) else {}, ref)
         while True:
             try:
-                chain = open_chain(self._packs, self._view(), entry)
-                return entry, chain, read_all(PackSource(self._packs, chain), chain.layout)
+                chain = open_chain(self._view.packs, self._view.catalog, entry)
+                return entry, chain, read_all(PackSource(self._view.packs, chain), chain.layout)
             except Corruption as error:
-                older = [other for other in self._view().ordered() if other.order < entry.order]
+                older = [other for other in self._view.catalog.ordered() if other.order < entry.order]
                 if ref != "latest" or not older:
-                    raise self._with_advice(error, entry) from error
+                    raise self._view.with_advice(error, entry) from error
                 log.warning("the commit of step %s is damaged and left out: %s", entry.step, error)
                 entry = older[-1]
 
     def _acknowledge(self, written: Written, tag: str | None) -> Commit:
-        with self._lock:
-            catalog = self._view()
+        with self._view.lock:
+            catalog = self._view.catalog
             catalog.add(written.entry, written.pack_bytes)
             if tag is not None:
                 write_tag(self._tier, tag, written.entry.id, self._session_id, move=False)
-                self._tags = None
+                self._view.forget_tags()
             if self._retention is not None:
                 self._apply_retention(self._retention)
             if len(catalog.packs) % CACHE_EVERY_COMMITS == 0:
-                write_cache(self._packs, catalog, self._session_id)
-            return _commit_of(written.entry, self._tags_by_commit())
+                write_cache(self._view.packs, catalog, self._session_id)
+            return self._view.commit(written.entry)
 
     def _apply_retention(self, retention: Retention) -> None:
         try:
-            doomed = plan_prune(self._view(), self._known_tags().values(), retention)
-            delete_commits(self._packs, self._view(), doomed)
+            doomed = plan_prune(self._view.catalog, self._view.tags().values(), retention)
+            delete_commits(self._view.packs, self._view.catalog, doomed)
         except DeltaStoreError as error:
             log.warning("retention did not delete anything this time: %s", error)
 
     def _commit_by_id(self, commit: str) -> Commit:
-        with self._lock:
-            return _commit_of(self._view().by_id[commit], self._tags_by_commit())
+        with self._view.lock:
+            return self._view.commit(self._view.catalog.by_id[commit])
 
     def busy(self) -> bool:
         """Return whether `commit` would have to wait for earlier commits."""
@@ -536,10 +378,10 @@ class Store:
         """
         self._require_writable()
         check_tag(name)
-        with self._lock:
-            commit = None if ref is None else self._resolve(ref).id
+        with self._view.lock:
+            commit = None if ref is None else self._view.resolve(ref).id
             write_tag(self._tier, name, commit, self._session_id, move=move)
-            self._tags = None
+            self._view.forget_tags()
 
     def prune(self, keep_last: int = 1, keep_every: int | None = None, dry_run: bool = True) -> PruneReport:
         """Delete the commits that nothing kept needs; tagged ones are always kept.
@@ -560,19 +402,18 @@ class Store:
         if not dry_run:
             self._require_writable()
             self.flush()
-        with self._lock:
-            if not dry_run:
-                if self._recording is None:
-                    with self._tier.lock({"session": self._session_id}):
-                        return self._prune(retention, dry_run=False)
+        with self._view.lock:
+            if not dry_run and self._recording is None:
+                with self._tier.lock({"session": self._session_id}):
+                    return self._prune(retention, dry_run=False)
             return self._prune(retention, dry_run=dry_run)
 
     def _prune(self, retention: Retention, *, dry_run: bool) -> PruneReport:
         self.refresh()
-        doomed = plan_prune(self._view(), self._known_tags().values(), retention)
+        doomed = plan_prune(self._view.catalog, self._view.tags().values(), retention)
         report = PruneReport(tuple(entry.id for entry in doomed), sum(entry.bytes for entry in doomed), dry_run)
         if not dry_run:
-            delete_commits(self._packs, self._view(), doomed)
+            delete_commits(self._view.packs, self._view.catalog, doomed)
         return report
 
     def close(self) -> None:
@@ -589,11 +430,11 @@ class Store:
         try:
             if self._recording is not None:
                 self._recording.close()
-                with self._lock:
-                    write_cache(self._packs, self._view(), self._session_id)
+                with self._view.lock:
+                    write_cache(self._view.packs, self._view.catalog, self._session_id)
                 self._tier.end_session(self._session_id)
         finally:
-            self._packs.close()
+            self._view.packs.close()
 
     def __enter__(self) -> Self:
         return self
@@ -610,18 +451,3 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self.url!r}, {'writable' if self._writable else 'read only'})"
-
-
-def _commit_of(entry: CatalogEntry, tags: Mapping[str, list[str]]) -> Commit:
-    return Commit(
-        id=entry.id,
-        step=entry.step,
-        parent=None if entry.parent is None else entry.parent.id,
-        epoch=entry.ref.epoch,
-        kind=entry.kind,
-        bytes=entry.bytes,
-        exact=entry.exact,
-        created=entry.created,
-        tags=tuple(tags.get(entry.id, ())),
-        metrics={name: plain_value(node, None) for name, node in entry.metrics.items()},
-    )

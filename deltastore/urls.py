@@ -29,6 +29,6 @@ def open_tier(url: str | os.PathLike[str]) -> Tier:
     if parts.scheme == "file":
         return LocalTier(Path(unquote(parts.path)))
     raise InvalidInput(
-        f"{text}: this version stores in a folder, file:// or memory://; remote tiers (hdfs://, s3://) are not part of it",
+        f"{text}: this version stores in a folder, file:// or memory://; remote tiers are not part of it",
         url=text,
     )

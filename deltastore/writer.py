@@ -238,7 +238,7 @@ class Writer:
         if self._chain.parent is None:
             raise Internal(f"step {job.order.step}: nothing changed, but there is no commit before it")
         self._pool.give(job.staged.layout, job.staged.buffers)
-        job.handle._succeed(self._find(self._chain.parent.id))  # noqa: SLF001
+        job.handle._succeed(self._find(self._chain.parent.id))
         self._release()
 
     def _release(self) -> None:
@@ -308,7 +308,8 @@ class Writer:
         needed = encoded.largest_bytes + SPARE_BYTES
         if free is not None and free < needed:
             raise Backend(
-                f"{self._tier.url}: step {encoded.step} needs up to {needed:,} bytes, {free:,} are free; make room, it is tried again",
+                f"{self._tier.url}: step {encoded.step} needs up to {needed:,} bytes, {free:,} are free; "
+                "make room, it is tried again",
                 errno=errno.ENOSPC,
                 expected=needed,
                 found=free,

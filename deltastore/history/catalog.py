@@ -77,7 +77,7 @@ class Catalog:
         known = self.by_id.get(entry.id)
         if known is not None and known.ref.digest != entry.ref.digest:
             raise Corruption(
-                f"commit {entry.id} of step {entry.step} stands in {known.pack} and {entry.pack} with different records",
+                f"commit {entry.id} (step {entry.step}) stands in {known.pack} and {entry.pack} with different records",
                 expected=known.ref.digest,
                 found=entry.ref.digest,
             )

@@ -47,10 +47,14 @@ class Chain:
     def document(self) -> Json:
         """The document of the commit that is read: the base's, patched along the chain."""
         document: Json = None
+        ops: list[Json] = []
         for link in self.links:
             values = link.record.values
-            document = values["full"] if "full" in values else apply(document, values["patch"])
-        return document
+            if "full" in values:
+                document, ops = values["full"], []
+            else:
+                ops += values["patch"]
+        return apply(document, ops)
 
     def layers(self, partition: int) -> list[tuple[Link, LayerRecord]]:
         """Return what reconstructs a partition: a full layer, then the corrections in order.
@@ -68,7 +72,8 @@ class Chain:
                 if layer.kind == FULL:
                     return found[::-1]
         raise Corruption(
-            f"step {self.record.step} (commit {self.record.id[:12]}): no commit of the chain has a full layer of partition {partition}",
+            f"step {self.record.step} (commit {self.record.id[:12]}): no commit of the chain has a full layer of "
+            f"partition {partition}",
             step=self.record.step,
             partition=partition,
         )
@@ -106,7 +111,8 @@ def open_chain(packs: Packs, catalog: Catalog, entry: CatalogEntry) -> Chain:
             tail = packs.tail(member.pack)
         except NotFound as error:
             raise NotFound(
-                f"step {entry.step} needs {member.pack}, which is gone (pruned since the store was opened?); call refresh()",
+                f"step {entry.step} needs {member.pack}, which is gone (pruned since the store was opened?); "
+                "call refresh()",
                 step=entry.step,
                 where=member.pack,
             ) from error

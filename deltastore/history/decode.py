@@ -35,8 +35,8 @@ def read_partition(packs: Packs, chain: Chain, partition: Partition, out: np.nda
         found = covered_crc(out, check.phase)
         if found != expected:
             raise Corruption(
-                f"step {chain.record.step} (commit {chain.record.id[:12]}): the reconstruction of partition {partition.id} has "
-                f"CRC-32C {found:08x}, its writer had {expected:08x}; run `deltastore verify --deep`",
+                f"step {chain.record.step} (commit {chain.record.id[:12]}): the reconstruction of "
+                f"partition {partition.id} has CRC-32C {found:08x}, its writer had {expected:08x}; run `deltastore verify --deep`",
                 step=chain.record.step,
                 partition=partition.id,
                 expected=expected,

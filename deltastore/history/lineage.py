@@ -44,8 +44,8 @@ def chain_entries(catalog: Catalog, entry: CatalogEntry) -> list[CatalogEntry]:
             )
         if known.ref.digest != parent.digest or known.order >= child.order:
             raise Corruption(
-                f"step {child.step} (commit {child.id[:12]}) names parent {parent.id[:12]} with digest {parent.digest[:12]}, "
-                f"the store has {known.ref.digest[:12]}",
+                f"step {child.step} (commit {child.id[:12]}) names parent {parent.id[:12]} with digest "
+                f"{parent.digest[:12]}, the store has {known.ref.digest[:12]}",
                 expected=parent.digest,
                 found=known.ref.digest,
             )
@@ -135,7 +135,7 @@ def _at_step(catalog: Catalog, top: CatalogEntry, step: int) -> CatalogEntry:
 
 
 def _refuse_if_damaged(catalog: Catalog, step: int, best: CatalogEntry | None) -> None:
-    """Raise the error of an unreadable pack that holds a newer commit of this step: an older one is not what was asked."""
+    """Raise the error of an unreadable pack with a newer commit of this step: an older one is not what was asked."""
     for name, error in catalog.damaged.items():
         about = parse_pack_name(name)
         if about is None or not about.first_step <= step <= about.last_step:

@@ -138,8 +138,8 @@ class Session:
             )
         if self.epoch not in claimed:
             raise Conflict(
-                f"{self.tier.url}: the claim of epoch {self.epoch} is gone: somebody removed or replaced the store while it was "
-                "written; open it again to go on",
+                f"{self.tier.url}: the claim of epoch {self.epoch} is gone: somebody removed or replaced the store "
+                "while it was written; open it again to go on",
                 expected=self.epoch,
             )
 

@@ -1,4 +1,4 @@
-"""Is everything there, and is it what was written? (spec 13)"""
+"""Tells whether everything is there and is what was written (spec 13)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def _check_commit(packs: Packs, catalog: Catalog, entry: CatalogEntry, broken: s
     for link in chain.links:
         if link.record.id in broken:
             raise Corruption(
-                f"step {entry.step} (commit {entry.id[:12]}) needs step {link.record.step} (commit {link.record.id[:12]}), which is damaged",
+                f"step {entry.step} (commit {entry.id[:12]}) needs step {link.record.step} "
+                f"(commit {link.record.id[:12]}), which is damaged",
                 step=entry.step,
             )
     size = packs.file(entry.pack).size

@@ -73,7 +73,7 @@ def positions(overlay: Overlay, first_block: int, length: int, where: str) -> np
     begins = indptr[:-1][filled]
     before = np.where(begins > 0, running[begins - 1], 0) if len(begins) else running[:0]
     offsets = running - np.repeat(before, counts[filled])
-    found = offsets + np.repeat((first_block + np.flatnonzero(filled)) * BLOCK_ELEMENTS, counts[filled])
+    found: np.ndarray = offsets + np.repeat((first_block + np.flatnonzero(filled)) * BLOCK_ELEMENTS, counts[filled])
     if len(found) and (
         offsets.max() >= BLOCK_ELEMENTS or found[-1] >= length or (len(found) > 1 and not (np.diff(found) > 0).all())
     ):

@@ -14,7 +14,8 @@ def words(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def encode_xor(current: np.ndarray, predicted: np.ndarray, dtype: str) -> np.ndarray:
     """Return the xor layer's array."""
-    return np.bitwise_xor(words(current, dtype), words(predicted, dtype))
+    difference: np.ndarray = np.bitwise_xor(words(current, dtype), words(predicted, dtype))
+    return difference
 
 
 def apply_xor(rec: np.ndarray, layer: np.ndarray, dtype: str) -> None:

@@ -26,7 +26,7 @@ CHECKSUM_BYTES = 4
 _BLOSC_HEADER = struct.Struct("<BBBBIII")
 
 
-def crc32c(data: Buffer | np.ndarray, crc: int = 0) -> int:
+def crc32c(data: Buffer, crc: int = 0) -> int:
     """Return the CRC-32C of `data`, continuing `crc`."""
     return int(_crc32c(data, crc))
 

@@ -92,7 +92,12 @@ def _parse_tensor(fields: Fields, earlier: list[TensorEntry], partitions: dict[i
         if not isinstance(piece, list) or len(piece) != 3 or not all(type(item) is int and item >= 0 for item in piece):
             raise fields.fault("pieces", "a list of [partition, offset, count]")
         partition = partitions.get(piece[0])
-        if partition is None or partition.dtype != dtype or piece[1] % ALIGN_ELEMENTS or piece[1] + piece[2] > partition.length:
+        if (
+            partition is None
+            or partition.dtype != dtype
+            or piece[1] % ALIGN_ELEMENTS
+            or piece[1] + piece[2] > partition.length
+        ):
             raise Corruption(
                 f"{fields.where}: tensor {list(path)} does not lie inside of partition {piece[0]}", where=fields.where
             )

@@ -29,6 +29,7 @@ from deltastore.types import Json
 TAIL_GUESS_BYTES = 64 << 10
 """How much of the end of a pack is read at first; more only where the tail is longer."""
 
+
 @dataclass(frozen=True)
 class PackArray:
     """An array that goes into a pack."""
@@ -106,7 +107,9 @@ class PackWriter:
         ends = end_records(len(self._entries), directory_offset, len(directory), TRAILER_BYTES)
         self._account([directory, ends])
         size = self._offset + TRAILER_BYTES
-        trailer = encode_trailer(Trailer(tail_offset, index_entry.data_offset, index_entry.length, self._tail_crc, size))
+        trailer = encode_trailer(
+            Trailer(tail_offset, index_entry.data_offset, index_entry.length, self._tail_crc, size)
+        )
         if END_SIGNATURE in trailer:
             raise Backend("the trailer happens to hold a ZIP signature; the next write id will not", transient=True)
         yield [directory, ends, trailer]

@@ -150,7 +150,8 @@ def encode_record(record: CommitRecord) -> tuple[bytes, str]:
 
 
 _MEMBERS = frozenset(
-    "id epoch sequence session created step kind parents lineage layout requires values layers check fidelity metrics".split()
+    "id epoch sequence session created step kind parents lineage layout "
+    "requires values layers check fidelity metrics".split()
 )
 
 
@@ -250,7 +251,10 @@ def _parse_layer(fields: Fields) -> LayerRecord:
 
 def _parse_check(fields: Fields) -> Check:
     inner = Fields(fields.raw("check"), fields.where)
-    return Check(inner.integer("phase") if inner.has("phase") else None, dict(_pair(pair, inner) for pair in inner.items("crc32c")))
+    return Check(
+        inner.integer("phase") if inner.has("phase") else None,
+        dict(_pair(pair, inner) for pair in inner.items("crc32c")),
+    )
 
 
 def _pair(value: Json, fields: Fields) -> tuple[int, int]:

@@ -1,0 +1,133 @@
+"""``deltastore log``: the commits of a store."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from deltastore.cli.arguments import JsonOption, UrlArgument, open_to_read
+from deltastore.cli.leaf_rows import layout_of
+from deltastore.cli.output import (
+    cell,
+    commit_json,
+    local_time,
+    metrics_text,
+    print_json,
+    print_table,
+    say,
+    size,
+)
+from deltastore.errors import DeltaStoreError
+from deltastore.handle import Commit
+from deltastore.store import Store
+
+HELP = """List the commits, newest first (as git does).
+
+\b
+kind   base: complete in itself; delta: needs the commits before it, back to a base
+bytes  what the commit takes in the store, everything included
+exact  whether it restores bit for bit
+
+\b
+Examples:
+  deltastore log runs/gpt2 -n 20
+  deltastore log runs/gpt2 --stats          bytes per step, with and without bases
+  deltastore log runs/gpt2 --json | jq '.commits[] | [.step, .metrics.loss]'
+"""
+
+
+def log(
+    url: UrlArgument,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only so many.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Oldest first.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Add what a step costs.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List commits."""
+    with open_to_read(url) as store:
+        commits = store.commits()
+        summary = statistics(store, commits) if stats else None
+        place = store.url
+    shown = commits[::-1][: limit if limit is not None else len(commits)]
+    shown = shown[::-1] if reverse else shown
+    if as_json:
+        document: dict[str, Any] = {"store": place, "commits": [commit_json(commit) for commit in shown]}
+        print_json(document if summary is None else {**document, "stats": summary})
+        return
+    if not commits:
+        say("no commits yet")
+        return
+    columns = ["id", ("step", "right"), ("epoch", "right"), "kind", ("bytes", "right"), "exact", "created", "tags", "metrics"]
+    print_table(columns, (_cells(commit) for commit in shown))
+    if summary is not None:
+        say("")
+        print_table(["", ""], _summary_lines(summary))
+
+
+def _cells(commit: Commit) -> list[object]:
+    return [
+        cell(commit.id[:12], "yellow"),
+        commit.step,
+        commit.epoch,
+        commit.kind,
+        size(commit.bytes),
+        "yes" if commit.exact else "no",
+        local_time(commit.created),
+        cell(" ".join(commit.tags), "green"),
+        metrics_text(commit.metrics),
+    ]
+
+
+def statistics(store: Store, commits: list[Commit]) -> dict[str, Any]:
+    """Return what the commits take, with and without bases, and how long the chains are."""
+    deltas = [commit for commit in commits if commit.kind == "delta"]
+    chains = chain_lengths(commits)
+    full = _full_bytes(store)
+    with_bases = sum(commit.bytes for commit in commits) / len(commits) if commits else None
+    without = sum(commit.bytes for commit in deltas) / len(deltas) if deltas else None
+    return {
+        "commits": len(commits),
+        "bases": len(commits) - len(deltas),
+        "deltas": len(deltas),
+        "bytes": sum(commit.bytes for commit in commits),
+        "full_state_bytes": full,
+        "bytes_per_step_with_bases": with_bases,
+        "bytes_per_step_without_bases": without,
+        "share_with_bases": with_bases / full if with_bases and full else None,
+        "share_without_bases": without / full if without and full else None,
+        "mean_chain": sum(chains) / len(chains) if chains else None,
+        "longest_chain": max(chains, default=None),
+    }
+
+
+def chain_lengths(commits: list[Commit]) -> list[int]:
+    """Return for each commit how many commits a reader of it needs; parents come before their children."""
+    length: dict[str, int] = {}
+    for commit in commits:
+        length[commit.id] = 1 if commit.kind == "base" else 1 + length.get(commit.parent or "", 0)
+    return list(length.values())
+
+
+def _full_bytes(store: Store) -> int | None:
+    try:
+        return layout_of(store.at("latest")).bytes
+    except DeltaStoreError:
+        return None  # damaged: the other figures can still be given
+
+
+def _summary_lines(summary: dict[str, Any]) -> list[list[object]]:
+    def per_step(name: str) -> str:
+        count, share = summary[f"bytes_per_step_{name}"], summary[f"share_{name}"]
+        if count is None:
+            return "-"
+        return size(count) if share is None else f"{size(count)} ({share:.1%} of the full state)"
+
+    mean, longest = summary["mean_chain"], summary["longest_chain"]
+    return [
+        ["commits", f"{summary['commits']} ({summary['bases']} bases, {summary['deltas']} deltas)"],
+        ["bytes", size(summary["bytes"])],
+        ["bytes per step, with bases", per_step("with_bases")],
+        ["bytes per step, without bases", per_step("without_bases")],
+        ["chain length", "-" if mean is None else f"{mean:.1f} on average, {longest} at most"],
+    ]

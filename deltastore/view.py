@@ -1,0 +1,152 @@
+"""What a store holds, as last seen: commits, tags, and the states of the past."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from deltastore.document import plain_value
+from deltastore.errors import Corruption, NotFound
+from deltastore.handle import Commit
+from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog
+from deltastore.history.chain import Chain, open_chain
+from deltastore.history.lineage import chain_entries, resolve
+from deltastore.history.packs import Packs
+from deltastore.history.tags import read_tags
+from deltastore.reader import State
+from deltastore.sources import GuardedSource, PackSource, PartitionSource
+from deltastore.tiers.base import Tier
+
+log = logging.getLogger("deltastore")
+
+
+class View:
+    """The reading side of a store; thread safe, and shared with its writing side."""
+
+    def __init__(self, tier: Tier, *, pickle_trusted: bool) -> None:
+        self.packs = Packs(tier)
+        self.lock = threading.RLock()
+        self._tier = tier
+        self._pickle_trusted = pickle_trusted
+        self._catalog: Catalog | None = None
+        self._tags: dict[str, str] | None = None
+
+    def refresh(self) -> None:
+        """Look again at what the store holds: another process may have committed, tagged or pruned."""
+        with self.lock:
+            self._catalog = read_catalog(self.packs, self._catalog)
+            self._tags = None
+
+    @property
+    def catalog(self) -> Catalog:
+        """The commits that were seen last; read at first use."""
+        if self._catalog is None:
+            self._catalog = read_catalog(self.packs)
+        return self._catalog
+
+    def tags(self) -> dict[str, str]:
+        """Return the commit id of each tag."""
+        if self._tags is None:
+            self._tags = read_tags(self._tier)
+        return self._tags
+
+    def commits(self) -> list[Commit]:
+        """Return all commits, oldest first."""
+        with self.lock:
+            tags = self._tags_by_commit()
+            return [_commit_of(entry, tags) for entry in self.catalog.ordered()]
+
+    def _tags_by_commit(self) -> dict[str, list[str]]:
+        by_commit: dict[str, list[str]] = {}
+        try:
+            for tag, commit in sorted(self.tags().items()):
+                by_commit.setdefault(commit, []).append(tag)
+        except Corruption as error:
+            log.warning("tags cannot be listed: %s", error)
+        return by_commit
+
+    def at(self, ref: int | str) -> State:
+        """Return the state of a commit; nothing of it is loaded yet.
+
+        Parameters
+        ----------
+        ref : int or str
+            A step (the newest commit of it on the line of history of the latest, else of the highest epoch),
+            "latest", "latest~3", a tag, or a commit id (8 or more characters).
+
+        Raises
+        ------
+        NotFound
+            Nothing has this name; the nearest is named.
+        Corruption
+            What it needs is damaged.
+        """
+        with self.lock:
+            entry = self.resolve(ref)
+            chain = self._chain(entry)
+            return self.state(chain, PackSource(self.packs, chain), entry)
+
+    def resolve(self, ref: int | str) -> CatalogEntry:
+        """Return the commit that a reference means, looking again at the store before it is not found."""
+        # A bare step or id needs no tags: a damaged tag does not hinder it.
+        named = isinstance(ref, str) and not ref.startswith("latest")
+        try:
+            return resolve(self.catalog, self.tags() if named else {}, ref)
+        except NotFound:
+            self.refresh()
+            return resolve(self.catalog, self.tags() if named else {}, ref)
+
+    def _chain(self, entry: CatalogEntry) -> Chain:
+        try:
+            return open_chain(self.packs, self.catalog, entry)
+        except Corruption as error:
+            raise self.with_advice(error, entry) from error
+
+    def with_advice(self, error: Corruption, entry: CatalogEntry) -> Corruption:
+        """Return the error with the newest commit that does not need what is damaged."""
+        bad = str(error.fields.get("where", entry.pack))
+        usable = None
+        for other in reversed(self.catalog.ordered()):
+            try:
+                if other.id != entry.id and all(
+                    not bad.endswith(member.pack) for member in chain_entries(self.catalog, other)
+                ):
+                    usable = other
+                    break
+            except Corruption:
+                continue
+        advice = "no other commit can be read"
+        if usable is not None:
+            advice = f"the newest commit that does not need this is step {usable.step} ({usable.id[:12]})"
+        fields = {**error.fields, "newest_intact": None if usable is None else usable.step}
+        return Corruption(f"{error.message}; {advice}", **fields)
+
+    def state(self, chain: Chain, source: PartitionSource, entry: CatalogEntry) -> State:
+        """Return the state of a commit from wherever its elements are."""
+        commit = self.commit(entry)
+        guarded = GuardedSource(source, lambda error: self.with_advice(error, entry))
+        return State(guarded, chain.document, chain.layout, commit, pickle_trusted=self._pickle_trusted)
+
+    def commit(self, entry: CatalogEntry) -> Commit:
+        """Return a catalog entry as users see it."""
+        return _commit_of(entry, self._tags_by_commit())
+
+    def forget_tags(self) -> None:
+        """Read the tags again when they are needed next."""
+        self._tags = None
+
+
+def _commit_of(entry: CatalogEntry, tags: Mapping[str, list[str]]) -> Commit:
+    return Commit(
+        id=entry.id,
+        step=entry.step,
+        parent=None if entry.parent is None else entry.parent.id,
+        epoch=entry.ref.epoch,
+        kind=entry.kind,
+        bytes=entry.bytes,
+        exact=entry.exact,
+        created=entry.created,
+        tags=tuple(tags.get(entry.id, ())),
+        metrics={name: plain_value(node, None) for name, node in entry.metrics.items()},
+    )
