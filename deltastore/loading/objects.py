@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,14 +87,20 @@ class ModuleView:
 
 def view_module(name: str, module: nn.Module) -> ModuleView:
     """Return the state of a module."""
-    keeps = inspect.signature(module.state_dict).parameters
-    live = "keep_vars" in keeps or any(p.kind is p.VAR_KEYWORD for p in keeps.values())
+    live = _keeps_vars(getattr(module.state_dict, "__func__", module.state_dict))
     entries = module.state_dict(keep_vars=True) if live else module.state_dict()
     if not isinstance(entries, Mapping) or not all(type(key) is str for key in entries):
         raise InvalidInput(f"{name}: state_dict() of {type(module).__qualname__} is not a dict with names as keys")
     keys = list(entries)
     names = dict(zip(keys, canonical_names(keys), strict=True))
     return ModuleView(module, dict(entries), names, getattr(entries, "_metadata", None))
+
+
+@lru_cache(maxsize=64)
+def _keeps_vars(function: Callable[..., Any]) -> bool:
+    """Return whether a state_dict method can give out the living tensors; some classes have one without arguments."""
+    parameters = inspect.signature(function).parameters
+    return "keep_vars" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,14 +65,17 @@ def plan_optimizer(
     _compare_groups(plan, name, groups, optimizer, where)
     _compare_names(plan, name, stored, labels, where)
     plan.before.append(lambda: _follow_parameters(plan, optimizer))
-    entries = set(keys_at(plan.state, (name, "state")))
-    for key, index in where.items():
+    entries = dict.fromkeys(keys_at(plan.state, (name, "state")))
+    beside_parameter = _counted_on_device(groups)
+    # In the order of the stored states, then the parameters that have none.
+    for key in dict.fromkeys([*(key for key in entries if key in where), *where]):
+        index = where[key]
         shown = f"{name}/{labels[index].text}"
         if plan.expected(shown, *_module_names(labels[index])):
-            state = _Slots(plan, optimizer, parameters[index], step_on_device=_on_device(groups, key))
+            state = _Slots(plan, optimizer, parameters[index], step_on_device=key in beside_parameter)
             state.plan((name, "state", key) if key in entries else None, shown)
             plan.loaded += 1
-    others: dict[Any, Any] = {key: value_at(plan.state, (name, "state", key)) for key in entries - set(stored)}
+    others: dict[Any, Any] = {key: value_at(plan.state, (name, "state", key)) for key in entries.keys() - set(stored)}
     plan.after.append(lambda: _finish(plan, optimizer, groups, others))
 
 
@@ -93,7 +96,10 @@ def _match(
     if not named or all(label.object is None for label in labels):
         if sizes != [len(group["params"]) for group in optimizer.param_groups]:
             return None
-        return {key: index for index, key in reversed(list(enumerate(stored)))}
+        first: dict[Key, int] = {}
+        for index, key in enumerate(stored):
+            first.setdefault(key, index)
+        return first
     by_name: dict[Key, int] = {}
     for index, label in enumerate(labels):
         for text in label.names:
@@ -138,10 +144,9 @@ def _compare_names(
         plan.unmatched.append(name)
 
 
-def _on_device(groups: list[dict[str, Any]], key: Key) -> bool:
-    """Return whether the step counter of a parameter lies beside it; torch keeps it on the CPU otherwise."""
-    group = next(group for group in groups if key in group["params"])
-    return bool(group.get("capturable") or group.get("fused"))
+def _counted_on_device(groups: list[dict[str, Any]]) -> set[Key]:
+    """Return the parameters whose step counter lies beside them; torch keeps the others' on the CPU."""
+    return {key for group in groups if group.get("capturable") or group.get("fused") for key in group["params"]}
 
 
 class _Slots:
@@ -188,8 +193,7 @@ class _Slots:
     def _maker(self, slot: Key) -> Callable[[torch.Tensor], None]:
         def make(tensor: torch.Tensor) -> None:
             parameter = self._plan.current(self._parameter)
-            on_cpu = parameter.is_meta or (slot == STEP and not self._step_on_device)
-            device = torch.device("cpu") if on_cpu else parameter.device
+            device = _memory_of(parameter) if slot != STEP or self._step_on_device else torch.device("cpu")
             if tensor.shape == parameter.shape and device == parameter.device:
                 fresh = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False)  # its memory format, too
             else:
@@ -202,7 +206,7 @@ class _Slots:
     def _set(self) -> None:
         parameter = self._plan.current(self._parameter)
         values = {
-            slot: _on(parameter.device, value) if slot in self._nested else value
+            slot: _on(_memory_of(parameter), value) if slot in self._nested else value
             for slot, value in self._values.items()
         }
         living = self._optimizer.state.get(parameter)
@@ -211,6 +215,10 @@ class _Slots:
             living.update(values)
         else:
             self._optimizer.state[parameter] = values
+
+
+def _memory_of(parameter: torch.Tensor) -> torch.device:
+    return torch.device("cpu") if parameter.is_meta else parameter.device
 
 
 def _alike(present: Any, leaf: LazyTensor) -> bool:
@@ -258,7 +266,7 @@ def _finish(
 
 
 def _set_options(group: dict[str, Any], stored: Mapping[str, Any]) -> None:
-    """Set the options of a group in place: schedulers hold the dict, captured graphs a learning rate that is a tensor."""
+    """Set the options of a group in place: schedulers hold the dict, CUDA graphs a learning rate that is a tensor."""
     for option, value in stored.items():
         if option in _KEPT:
             continue

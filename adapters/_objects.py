@@ -1,0 +1,178 @@
+"""Taking the state out of training objects: nested values with their roles, keyed by parameter name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from deltastore.adapters._random import capture_rng
+from deltastore.adapters._selection import Selection
+from deltastore.buffers import Hints
+from deltastore.errors import InvalidInput
+from deltastore.loading.objects import (
+    EXTRA_STATE,
+    GENERATOR,
+    MODULE,
+    OPTIMIZER,
+    ModuleView,
+    generator_state,
+    kind_of,
+    label_parameters,
+    parameter_names,
+    parameters_of,
+    view_module,
+)
+from deltastore.tree import NamedOptimizerState
+from deltastore.types import Path
+
+RNG = "rng"
+EXTRA = "extra"
+RESERVED = frozenset({RNG, EXTRA})
+"""Names of the state that no object may have."""
+OTHER = "other"
+"""The role of tensors that are neither parameters nor their optimizer's."""
+
+T = TypeVar("T")
+
+
+class Nearest(Mapping[Path, T], Generic[T]):
+    """A mapping in which a path without a value of its own has that of the nearest prefix."""
+
+    def __init__(self) -> None:
+        self._values: dict[Path, T] = {}
+
+    def __setitem__(self, path: Path, value: T) -> None:
+        self._values[path] = value
+
+    def __getitem__(self, path: Path) -> T:
+        for length in range(len(path), 0, -1):
+            prefix = path[:length]
+            if prefix in self._values:
+                return self._values[prefix]
+        raise KeyError(path)
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Capture:
+    """Takes the state of a fixed set of objects, as often as it is asked.
+
+    Parameters
+    ----------
+    objects : mapping
+        Living objects by name.
+    selection : Selection
+        What of them is stored.
+
+    Raises
+    ------
+    InvalidInput
+        An object has no state, or a name that the state needs itself.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], selection: Selection) -> None:
+        if not objects:
+            raise InvalidInput("a Checkpointer needs objects, such as model=model, optimizer=optimizer")
+        reserved = sorted(RESERVED & set(objects))
+        if reserved:
+            raise InvalidInput(f"objects cannot be called {' or '.join(reserved)}: these names are the adapter's own")
+        self._kinds = {name: _storable_kind(name, value) for name, value in objects.items()}
+        self.objects = {name: value for name, value in objects.items() if selection.keeps_object(name)}
+        self.selection = selection
+
+    def take(self, extra: Mapping[str, Any]) -> tuple[dict[str, Any], Hints]:
+        """Return the present state, which shares its tensors with the objects, and what a store cannot see of it."""
+        roles: Nearest[str] = Nearest()
+        owners: Nearest[Hashable] = Nearest()
+        views = {name: view_module(name, o) for name, o in self.objects.items() if self._kinds[name] == MODULE}
+        names = parameter_names(views)
+        state: dict[str, Any] = {}
+        for name, value in self.objects.items():
+            kind = self._kinds[name]
+            if kind == MODULE:
+                state[name] = self._module(name, views[name], roles)
+            elif kind == OPTIMIZER:
+                state[name] = self._optimizer(name, value, names, roles, owners)
+            else:
+                roles[name,] = OTHER
+                state[name] = generator_state(value) if kind == GENERATOR else value.state_dict()
+        if self.selection.keeps_object(RNG):
+            roles[RNG,] = OTHER
+            state[RNG] = capture_rng()
+        if self.selection.keeps_object(EXTRA):
+            roles[EXTRA,] = OTHER
+            state[EXTRA] = extra
+        return state, Hints(roles, owners)
+
+    def _module(self, name: str, view: ModuleView, roles: Nearest[str]) -> OrderedDict[str, Any]:
+        parameters = {key for key, _ in view.module.named_parameters(remove_duplicate=False)}
+        state: OrderedDict[str, Any] = OrderedDict()
+        for key, value in view.entries.items():
+            stored = view.names[key]
+            if not self.selection.keeps(f"{name}/{stored}"):
+                continue
+            state[stored] = value
+            if key in parameters or isinstance(value, nn.Parameter):
+                roles[name, stored] = "param"
+            elif isinstance(value, torch.Tensor) and key.rpartition(".")[2] != EXTRA_STATE:
+                roles[name, stored] = "buffer"
+            else:
+                roles[name, stored] = OTHER
+        return state
+
+    def _optimizer(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[int, tuple[str, str]],
+        roles: Nearest[str],
+        owners: Nearest[Hashable],
+    ) -> dict[str, Any]:
+        saved = optimizer.state_dict()
+        roles[name,] = OTHER
+        labels = label_parameters(parameters_of(optimizer), names)
+        if not _is_numbered(saved, len(labels)):
+            return saved  # a wrapper with a state of its own shape
+        state: dict[Any, Any] = {}
+        for number, slots in saved["state"].items():
+            if type(number) is not int:
+                state[number] = slots
+                continue
+            label = labels[number]
+            parameter = None if label.object is None else f"{label.object}/{label.name}"
+            if not self.selection.keeps(f"{name}/{label.text}", *([] if parameter is None else [parameter])):
+                continue
+            state[label.text] = slots
+            # The path of the parameter itself: weights and moments then lie beside each other, element by element.
+            owners[name, "state", label.text] = (label.object or name, label.name)
+            for slot in slots if isinstance(slots, Mapping) else ():
+                roles[name, "state", label.text, slot] = str(slot)
+        groups = [
+            {**group, "params": [labels[number].text for number in group["params"]]} for group in saved["param_groups"]
+        ]
+        return NamedOptimizerState({**saved, "state": state, "param_groups": groups})
+
+
+def _storable_kind(name: str, value: Any) -> str:
+    kind = kind_of(name, value)
+    if not callable(getattr(value, "state_dict", None)) and kind != GENERATOR:
+        raise InvalidInput(f"{name} is a {type(value).__qualname__}, which has no state_dict", object=name)
+    return kind
+
+
+def _is_numbered(saved: Any, count: int) -> bool:
+    """Return whether a state has the shape that torch gives it, with a number for each parameter."""
+    if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= set(saved):
+        return False
+    numbers = [number for group in saved["param_groups"] for number in group.get("params", ())]
+    return numbers == list(range(count)) and all(
+        number in range(count) for number in saved["state"] if type(number) is int
+    )

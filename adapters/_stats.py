@@ -1,0 +1,131 @@
+"""What a run of a Checkpointer has done so far, and how its state is laid out. No torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from deltastore.handle import Commit, Handle
+from deltastore.layout import Layout
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of one Checkpointer, from its making on."""
+
+    steps: int
+    """Calls of `step`."""
+    commits: int
+    """Commits that were acknowledged."""
+    bases: int
+    """Those of them that hold everything."""
+    pending: int
+    """Commits that are still being written."""
+    failed: int
+    """Commits that could not be written."""
+    skipped: int
+    """Steps that were not committed: `interval`, or a full writer with on_pressure="skip"."""
+    stored_bytes: int
+    """Bytes of all acknowledged commits."""
+    base_bytes: int
+    """Those of bases."""
+    state_bytes: int
+    """Bytes of the state in memory: what a full checkpoint would take."""
+    last_stall_seconds: float
+    """How long the last commit held the training."""
+    median_stall_seconds: float
+    total_stall_seconds: float
+
+    def __str__(self) -> str:
+        share = self.stored_bytes / (self.commits * self.state_bytes) if self.commits and self.state_bytes else 0.0
+        return (
+            f"{self.steps} steps, {self.commits} commits ({self.bases} bases), {self.skipped} skipped, "
+            f"{self.pending} pending, {self.failed} failed; {self.stored_bytes:,} bytes, "
+            f"{share:.1%} of full checkpoints; stall {self.median_stall_seconds * 1e3:.1f} ms per commit (median)"
+        )
+
+
+RECENT_STALLS = 10_000
+"""How many stalls the median is taken of: a long run must not remember them all."""
+
+
+class Meter:
+    """Gathers the figures."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.skipped = 0
+        self._stalls: deque[float] = deque(maxlen=RECENT_STALLS)
+        self._total_stall = 0.0
+        self._open: list[Handle] = []
+        self._newest: str | None = None
+        self._commits = self._bases = self._failed = self._stored = self._base = 0
+
+    def watch(self, handle: Handle, stall_seconds: float) -> None:
+        """Count a commit, once it is settled, and how long it held the training."""
+        self._settle()
+        self._open.append(handle)
+        self._stalls.append(stall_seconds)
+        self._total_stall += stall_seconds
+
+    def _settle(self) -> None:
+        still: list[Handle] = []
+        for handle in self._open:
+            if handle.error is not None:
+                self._failed += 1
+            elif handle.done():
+                self._count(handle.wait())
+            else:
+                still.append(handle)
+        self._open = still
+
+    def _count(self, commit: Commit) -> None:
+        if commit.id == self._newest:  # the step was committed again and nothing had changed
+            return
+        self._newest = commit.id
+        self._commits += 1
+        self._stored += commit.bytes
+        if commit.kind == "base":
+            self._bases += 1
+            self._base += commit.bytes
+
+    def stats(self, state_bytes: int) -> Stats:
+        """Return the figures of now."""
+        self._settle()
+        return Stats(
+            steps=self.steps,
+            commits=self._commits,
+            bases=self._bases,
+            pending=len(self._open),
+            failed=self._failed,
+            skipped=self.skipped,
+            stored_bytes=self._stored,
+            base_bytes=self._base,
+            state_bytes=state_bytes,
+            last_stall_seconds=self._stalls[-1] if self._stalls else 0.0,
+            median_stall_seconds=statistics.median(self._stalls) if self._stalls else 0.0,
+            total_stall_seconds=self._total_stall,
+        )
+
+
+def describe_layout(layout: Layout) -> list[dict[str, Any]]:
+    """Return the partitions of a layout as data to print."""
+    tensors: dict[int, list[str]] = {}
+    for entry in layout.tensors:
+        for piece in entry.pieces:
+            tensors.setdefault(piece.partition, []).append("/".join(map(str, entry.path)))
+    return [
+        {
+            "partition": partition.id,
+            "role": partition.role,
+            "dtype": partition.dtype,
+            "window": partition.window,
+            "group": partition.group,
+            "elements": partition.length,
+            "bytes": partition.bytes,
+            "tensors": tensors.get(partition.id, []),
+        }
+        for partition in layout.partitions
+    ]
