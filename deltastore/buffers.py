@@ -15,6 +15,9 @@ from deltastore.types import Json, Path
 Buffers = dict[int, np.ndarray]
 """Partition number -> its elements, 1-D, storage dtype."""
 
+_ALIGNMENT = 4096
+"""Each buffer begins at a page."""
+
 
 @dataclass(frozen=True)
 class Hints:
@@ -35,6 +38,25 @@ class StagedState:
     buffers: Buffers
 
 
+def allocate(layout: Layout) -> Buffers:
+    """Return zeroed buffers of a layout, all in one block of memory.
+
+    One large block gets huge pages from the system (numpy asks for them); buffers of a few MiB each would not, and
+    touching them for the first time would cost more than the copy.
+    """
+    starts: list[int] = []
+    end = 0
+    for partition in layout.partitions:
+        starts.append(end)
+        end += -(-partition.bytes // _ALIGNMENT) * _ALIGNMENT
+    block = np.zeros(end + _ALIGNMENT, np.uint8)
+    shift = -block.ctypes.data % _ALIGNMENT
+    return {
+        partition.id: block[shift + start : shift + start + partition.bytes].view(storage_dtype(partition.dtype))
+        for partition, start in zip(layout.partitions, starts, strict=True)
+    }
+
+
 class BufferPool:
     """Sets of buffers for one layout, used again and again; elements that no tensor covers stay zero."""
 
@@ -50,7 +72,7 @@ class BufferPool:
                 self._layout, self._free = layout, []
             if self._free:
                 return self._free.pop()
-        return {p.id: np.zeros(p.length, storage_dtype(p.dtype)) for p in layout.partitions}
+        return allocate(layout)
 
     def give(self, layout: Layout, buffers: Buffers) -> None:
         """Give a set back that nobody reads any more."""

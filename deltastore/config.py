@@ -88,6 +88,8 @@ def parse_retention(value: Mapping[str, Any] | Retention | None) -> Retention | 
     """Return the retention that a user wrote as a dict."""
     if value is None or isinstance(value, Retention):
         return value
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"retention is {value!r}, expected a dict such as {{'keep_last': 10, 'keep_every': 100}}")
     unknown = set(value) - {"keep_last", "keep_every"}
     if unknown:
         raise InvalidInput(f"retention has unknown members {sorted(unknown)}; known are keep_last and keep_every")

@@ -34,6 +34,8 @@ class ChainState:
     """The line of history before this epoch."""
     sequence: int = 0
     rec: Buffers | None = None
+    rec_is_shared: bool = False
+    """A restored state reads these buffers too: they are never used again."""
     layout: Layout | None = None
     document: Json = None
     full_bytes: int = 0
@@ -42,6 +44,13 @@ class ChainState:
     """Stored layer bytes from the base to the parent: the cost of reading the parent."""
     last_bytes: int = 0
     """Stored layer bytes of the parent, the forecast for the next delta."""
+    _encoded: tuple[Layout, bytes, str] | None = field(default=None, init=False, repr=False)
+
+    def encoded_layout(self, layout: Layout) -> tuple[bytes, str]:
+        """Return blob and digest of a layout; the one asked for last is kept, for most commits have their parent's."""
+        if self._encoded is None or self._encoded[0] is not layout:
+            self._encoded = (layout, *encode_layout(layout))
+        return self._encoded[1:]
 
     def base_due(self, restore_cost: float) -> bool:
         """Return whether reading the next delta would cost more than `restore_cost` full loads (spec 9, "Bases")."""
@@ -148,7 +157,7 @@ def encode_commit(
 ) -> EncodedCommit | None:
     """Return the encoded commit of a staged state; None if its parent has the same step and the same content.
 
-    The chain is not changed: :func:`advance` does that once the commit is published.
+    What the chain says is not changed: :func:`advance` does that once the commit is published.
     """
     layers: list[EncodedLayer | FullLayer] = []
     kind = BASE if order.base or staged.fresh or chain.base_due(restore_cost) else DELTA
@@ -158,18 +167,14 @@ def encode_commit(
             kind = BASE
     ops = diff(chain.document, staged.document) if kind == DELTA else []
     same_layout = staged.layout is chain.layout
-    if (
-        kind == DELTA
-        and not layers
-        and not ops
-        and same_layout
-        and chain.parent is not None
-        and chain.parent.step == order.step
-    ):
+    parent = chain.parent
+    # The first commit of an epoch is written all the same: the line of history must lead to it.
+    repeats = parent is not None and (parent.step, parent.epoch) == (order.step, epoch)
+    if kind == DELTA and repeats and same_layout and not layers and not ops:
         return None
     if kind == BASE:
         layers = [FullLayer(p, staged.buffers[p.id], _full_codec(p, codec), order.id) for p in staged.layout.partitions]
-    blob, digest = encode_layout(staged.layout)
+    blob, digest = chain.encoded_layout(staged.layout)
     fields = {
         "epoch": epoch,
         "sequence": chain.sequence,
@@ -192,9 +197,10 @@ def _delta_layers(chain: ChainState, staged: StagedState, commit: str, codec: st
 
     def encode(partition: Partition) -> EncodedLayer | FullLayer | None:
         current = staged.buffers[partition.id]
-        if partition.id not in rec:
+        before = rec.get(partition.id)
+        if before is None or (before.dtype, before.shape) != (current.dtype, current.shape):
             return FullLayer(partition, current, _full_codec(partition, codec), commit)
-        return choose_layer(partition, current, rec[partition.id], commit)
+        return choose_layer(partition, current, before, commit)
 
     return [layer for layer in run_all(encode, staged.layout.partitions) if layer is not None]
 
@@ -214,7 +220,8 @@ def advance(
     chain: ChainState, staged: StagedState, record: CommitRecord, digest: str, layer_bytes: int
 ) -> Buffers | None:
     """Make a published commit the parent of the next, and return the buffers that are free now."""
-    free = chain.rec if chain.layout is staged.layout else None
+    free = chain.rec if chain.layout is staged.layout and not chain.rec_is_shared else None
+    chain.rec_is_shared = False
     chain.parent = CommitRef(record.id, digest, record.epoch, record.sequence, record.step)
     chain.sequence += 1
     chain.rec, chain.layout, chain.document = staged.buffers, staged.layout, staged.document

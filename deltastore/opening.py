@@ -84,6 +84,8 @@ def open(
         raise InvalidInput(f"session is {session!r}, expected 16 hexadecimal digits")
     if on_limit not in ("wait", "fail"):
         raise InvalidInput(f"on_limit is {on_limit!r}, expected 'wait' or 'fail'")
+    if max_lag_seconds is not None and not (isinstance(max_lag_seconds, int | float) and max_lag_seconds >= 0):
+        raise InvalidInput(f"max_lag_seconds is {max_lag_seconds!r}, expected a number of 0 or more")
     options = WriterOptions(
         codec=codec,
         max_pending=max_pending,

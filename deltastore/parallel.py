@@ -13,9 +13,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_THREADS = 8
+READ_THREADS = 8
+"""Small reads that wait for a disk at the same time, whatever the number of cores."""
 
 _lock = threading.Lock()
-_pools: dict[int, ThreadPoolExecutor] = {}
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+"""Process and kind of work -> its threads. Work of one kind may wait for that of a higher one."""
+
+_WORK, _READS = 0, 1
 
 
 def threads() -> int:
@@ -23,14 +28,16 @@ def threads() -> int:
     return min(MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _pool() -> ThreadPoolExecutor:
-    # One pool for each process: a forked child inherits the object, but not its threads.
+def _pool(kind: int = _WORK) -> ThreadPoolExecutor:
+    # Pools for each process: a forked child inherits the objects, but not their threads.
+    key = os.getpid(), kind
     with _lock:
-        pool = _pools.get(os.getpid())
-        if pool is None:
-            _pools.clear()
-            pool = _pools[os.getpid()] = ThreadPoolExecutor(threads(), thread_name_prefix="deltastore")
-        return pool
+        if key not in _pools:
+            for other in [other for other in _pools if other[0] != key[0]]:
+                del _pools[other]
+            count = threads() if kind == _WORK else READ_THREADS
+            _pools[key] = ThreadPoolExecutor(count, thread_name_prefix="deltastore")
+        return _pools[key]
 
 
 def run_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -51,12 +58,23 @@ def run_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 def run_ahead(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield `function` of each item in order, while the next few are computed in threads."""
-    ahead = 2 * threads()
+    return _ahead(_WORK, 2 * threads(), function, items)
+
+
+def run_reads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield `function` of each item in order, while several more wait for a disk or a network.
+
+    May be called from the work of :func:`run_all` and :func:`run_ahead`, but not from `function` itself.
+    """
+    return _ahead(_READS, 2 * READ_THREADS, function, items)
+
+
+def _ahead(kind: int, ahead: int, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     futures: deque[Future[R]] = deque()
     try:
         for number, item in enumerate(items):
             try:
-                futures.append(_pool().submit(function, item))
+                futures.append(_pool(kind).submit(function, item))
             except RuntimeError:  # the interpreter is ending
                 yield from (future.result() for future in futures)
                 yield from (function(rest) for rest in items[number:])

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from deltastore.document import Leaf, build, leaves, plain_value, subtree
-from deltastore.errors import InvalidInput, NotFound
+from deltastore.errors import Corruption, InvalidInput, NotFound
 from deltastore.handle import Commit
 from deltastore.layout import Layout, TensorEntry
 from deltastore.sources import PartitionSource, batches, read_elements, read_into
@@ -126,7 +126,7 @@ class LazyTensor:
         shape = (high - low, *self.shape[1:]) if self.shape else ()
         tensor = _bridge().empty(self._entry.dtype, shape)
         read_elements(self._source, self._layout, self._entry, low * row, _bridge().as_array(tensor))
-        return tensor if rest is None else tensor[rest]
+        return tensor if rest is None else tensor[rest[0]] if len(rest) == 1 else tensor[rest]
 
     def __repr__(self) -> str:
         return f"LazyTensor({show_path(self.path)}, shape={self.shape}, dtype={self._entry.dtype})"
@@ -135,8 +135,10 @@ class LazyTensor:
 def _rows(shape: tuple[int, ...], index: Any) -> tuple[int, int, Any]:
     """Return the rows that an index needs, and the index into those rows (None: all of them)."""
     count = shape[0] if shape else 1
-    if index is Ellipsis or not shape:
-        return 0, count, None if index is Ellipsis or index == () else index
+    if index is Ellipsis or (isinstance(index, tuple) and not index):
+        return 0, count, None
+    if not shape:
+        return 0, count, (index,)
     first, *others = index if isinstance(index, tuple) else (index,)
     if type(first) is int:
         if not -count <= first < count:
@@ -147,13 +149,13 @@ def _rows(shape: tuple[int, ...], index: Any) -> tuple[int, int, Any]:
         if stride == 1:
             high = max(low, high)
             return low, high, (slice(None), *others) if others else None
-    return 0, count, index
+    return 0, count, (index,)
 
 
 class State(Mapping[Path, Any]):
     """A mapping from leaf paths to :class:`LazyTensor` or plain values.
 
-    ``state["model", "wte.weight"]`` is one leaf, ``state["model"]`` the state below a prefix; its keys are relative to it.
+    ``state["model", "wte.weight"]`` is one leaf, ``state["model"]`` the state below a prefix, with keys relative to it.
 
     Attributes
     ----------
@@ -231,7 +233,7 @@ class State(Mapping[Path, Any]):
     def _entry(self, keys: Path) -> TensorEntry:
         entry = self._layout.by_path.get(self._prefix + keys)
         if entry is None:
-            raise NotFound(f"{show_path(self._prefix + keys)}: the layout of step {self.commit.step} does not list it")
+            raise Corruption(f"{show_path(self._prefix + keys)}: the layout of step {self.commit.step} lacks it")
         return entry
 
     @property
@@ -268,7 +270,8 @@ class State(Mapping[Path, Any]):
         for keys, leaf in self._leaves.items():
             if leaf.kind != "plain":
                 owners.setdefault(self._owner(keys).path, self._owner(keys))
-        moved = {path for path, entry in owners.items() if self._moves(entry)}
+        arrays = {self._owner(keys).path for keys, leaf in self._leaves.items() if leaf.kind == "ndarray"}
+        moved = {path for path, entry in owners.items() if path not in arrays and self._moves(entry)}
         on_meta = device.type == "meta"
         tensors = {
             path: bridge.empty(entry.dtype, entry.shape, device="meta" if on_meta and path in moved else "cpu")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deltastore.buffers import Hints
+from deltastore.buffers import Hints, StagedState
 from deltastore.config import Retention, WriterOptions
 from deltastore.encoder import ChainState, CommitOrder
 from deltastore.errors import InvalidInput
@@ -63,6 +65,7 @@ class Recording:
         self.session = session
         self._tier = packs.tier
         self._retention = retention
+        self._lock = threading.Lock()
         self._last_step = -1 if parent is None else parent.step
         self._handles: dict[int, Handle] = {}
         self._tags: dict[str, str] = {}
@@ -86,6 +89,12 @@ class Recording:
         self, step: int, state: Mapping[str, Any], hints: Hints, *, tag: str | None, metrics: Mapping[str, Any] | None
     ) -> Handle:
         """Take a state and return the handle of its commit; see :meth:`deltastore.store.Store.commit`."""
+        with self._lock:  # threads may share a store: states are taken one after the other
+            return self._commit(step, state, hints, tag, metrics)
+
+    def _commit(
+        self, step: int, state: Mapping[str, Any], hints: Hints, tag: str | None, metrics: Mapping[str, Any] | None
+    ) -> Handle:
         if step < self._last_step:
             raise InvalidInput(
                 f"step {step} comes after step {self._last_step}: steps of a line of history never decrease; "
@@ -98,9 +107,12 @@ class Recording:
         self._writer.reserve()
         try:
             staged = self._stager.take(flat, hints, replan=self._writer.base_due)
+            return self._submit(step, staged, tag, described)
         except BaseException:
             self._writer.cancel()
             raise
+
+    def _submit(self, step: int, staged: StagedState, tag: str | None, described: dict[str, Json]) -> Handle:
         order = CommitOrder(new_commit_id(), step, base=tag is not None or self._kept(step), metrics=described)
         handle = Handle(step, order.id, (self._tier.name,))
         if tag is not None:
@@ -113,6 +125,11 @@ class Recording:
 
     def _kept(self, step: int) -> bool:
         return self._retention is not None and self._retention.keeps_step(step)
+
+    @property
+    def follows(self) -> str | None:
+        """Id of the commit that the next one builds upon."""
+        return self._writer.parent
 
     def handle_of(self, step: int) -> Handle | None:
         """Return the handle of a step that is still being written, or failed."""
@@ -134,13 +151,6 @@ class Recording:
         """Write what was submitted and end the background; the session stays claimed."""
         self._writer.close()
 
-    def close(self) -> None:
-        """Stop, and give the lock back whatever happens."""
-        try:
-            self.stop()
-        finally:
-            self.session.close()
-
 
 def _make_stager(pickle_trusted: bool) -> Stager:
     # Staging needs torch; reading the history of a store does not, so that it is loaded with the first commit.
@@ -150,6 +160,7 @@ def _make_stager(pickle_trusted: bool) -> Stager:
 
 def _adopt(chain: ChainState, read: Chain, buffers: dict[int, np.ndarray]) -> None:
     sizes = [_layer_bytes(link.tail.index, link.record.id) for link in read.links]
+    chain.rec_is_shared = True
     chain.rec, chain.layout, chain.document = buffers, read.layout, read.document
     chain.full_bytes, chain.chain_bytes = sizes[0], sum(sizes)
     chain.last_bytes = sizes[-1] if len(sizes) > 1 else 0
@@ -161,10 +172,18 @@ def _layer_bytes(index: PackIndex, commit: str) -> int:
 
 
 def _encode_metrics(stager: Stager, metrics: Mapping[str, Any] | None) -> dict[str, Json]:
-    if not metrics:
+    if metrics is None:
         return {}
-    plain = {str(name): value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
-    flat = stager.flatten(plain)
-    if flat.tensors or not all(isinstance(node, dict | list | str | int | float | None) for node in flat.document["v"]):
-        raise InvalidInput("metrics are plain numbers, strings and booleans by name")
-    return dict(zip(flat.document["k"], flat.document["v"], strict=True))
+    if not isinstance(metrics, Mapping):
+        raise InvalidInput(f"metrics are a {type(metrics).__name__}, expected a dict of numbers and strings by name")
+    plain = {}
+    for name, value in metrics.items():
+        single = hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1
+        scalar = value.item() if single else value
+        if not isinstance(name, str) or not isinstance(scalar, bool | int | float | str | None):
+            raise InvalidInput(
+                f"metric {name!r} is a {type(value).__name__}, expected one number, string or bool, by name"
+            )
+        plain[name] = scalar
+    document = stager.flatten(plain).document
+    return dict(zip(document["k"], document["v"], strict=True))

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from deltastore.buffers import allocate
 from deltastore.dtypes import storage_dtype
 from deltastore.errors import Corruption
 from deltastore.history.chain import Chain
@@ -62,7 +63,7 @@ class BufferSource:
 
 def read_all(source: PartitionSource, layout: Layout) -> dict[int, np.ndarray]:
     """Return every partition of a layout, decoded in parallel."""
-    buffers = {p.id: np.empty(p.length, storage_dtype(p.dtype)) for p in layout.partitions}
+    buffers = allocate(layout)
     run_all(lambda partition: source.partition(partition, buffers[partition.id]), layout.partitions)
     return buffers
 

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from deltastore.buffers import BufferPool, Hints, StagedState
-from deltastore.layout import Layout, LayoutInput, Partition, plan, revise
+from deltastore.layout import Layout, LayoutInput, plan, revise
 from deltastore.parallel import run_all
 from deltastore.torch_bridge import TORCH
 from deltastore.tree import Flat, flatten
 from deltastore.types import Path
+
+MAX_CHANGED = 64
+"""When more tensors than this are new or elsewhere, the whole layout is compared."""
+SMALL_BYTES = 64 << 10
+"""Copies below this keep the interpreter lock: to give it away and wait for it takes longer."""
+
+_move = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memmove", ctypes.CDLL(None))
+)
+
+_NOT_TRAINED = frozenset(
+    {"rng", "random", "random_state", "generators", "user", "extra", "scheduler", "scaler", "meta"}
+)
+"""Top keys of what no device is meant for: `map_location` leaves it on the CPU."""
+
+_Key = tuple[int, Hashable, Hashable, Hashable]
+"""Address, dtype, shape and device (None: CPU) of a tensor that is one plain run of memory."""
+_Place = tuple[int, int, int, int]
+"""A piece of a tensor in a partition: index of the tensor, first element, offset in the partition, elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The tensors of the state before, by what tells that they came again. No tensor is kept alive."""
+
+    paths: list[Path]
+    keys: list[_Key | None]
 
 
 class Stager:
@@ -20,6 +51,8 @@ class Stager:
         self.pool = BufferPool()
         self._pickle_trusted = pickle_trusted
         self._layout: Layout | None = None
+        self._seen: _Seen | None = None
+        self._placed: tuple[Layout, dict[int, list[_Place]]] | None = None
 
     def flatten(self, state: Mapping[str, Any]) -> Flat:
         """Return document and tensors of a state; nothing is copied yet.
@@ -39,38 +72,89 @@ class Stager:
         replan : bool
             A base is due: lay everything out anew if the present layout was patched.
         """
-        inputs = [_input(path, value, hints) for path, value in flat.tensors]
-        layout = None if self._layout is None else revise(self._layout, inputs)
+        paths, values = [path for path, _ in flat.tensors], [value for _, value in flat.tensors]
+        seen = _Seen(paths, [_memory_key(value) for value in values])
+        layout = self._layout
+        if layout is not None and not (self._seen and _came_again(layout, self._seen, seen, values)):
+            layout = revise(layout, _inputs(flat, hints))
         if layout is not None and replan and _patched(layout):
             layout = None
         fresh = layout is None
         if layout is None:
-            layout = plan(inputs)
-        self._layout = layout
+            layout = plan(_inputs(flat, hints))
         buffers = self.pool.take(layout)
-        values = dict(flat.tensors)
-        by_partition: dict[int, list[tuple[Any, int, int, int]]] = {p.id: [] for p in layout.partitions}
-        for entry in layout.tensors:
-            start = 0
-            for piece in entry.pieces:
-                by_partition[piece.partition].append((values[entry.path], start, piece.offset, piece.count))
-                start += piece.count
-
-        def copy(partition: Partition) -> None:
-            target = buffers[partition.id]
-            for value, start, offset, count in by_partition[partition.id]:
-                TORCH.copy_into(value, target[offset : offset + count], start, count)
-
-        run_all(copy, layout.partitions)
+        places = self._places(layout)
+        run_all(lambda p: _copy_pieces(values, seen.keys, places[p.id], buffers[p.id]), layout.partitions)
+        self._layout, self._seen = layout, seen  # only now: an interrupted copy leaves no trace
         return StagedState(flat.document, layout, fresh, buffers)
+
+    def _places(self, layout: Layout) -> dict[int, list[_Place]]:
+        """Return what lies in each partition; worked out once for a layout."""
+        if self._placed is None or self._placed[0] is not layout:
+            places: dict[int, list[_Place]] = {partition.id: [] for partition in layout.partitions}
+            for index, entry in enumerate(layout.tensors):
+                start = 0
+                for piece in entry.pieces:
+                    places[piece.partition].append((index, start, piece.offset, piece.count))
+                    start += piece.count
+            self._placed = layout, places
+        return self._placed[1]
 
     def adopt(self, layout: Layout) -> None:
         """Go on from a layout that was read: the next state is laid out like it where that is possible."""
-        self._layout = layout
+        self._layout, self._seen = layout, None
 
     def reset(self) -> None:
         """Forget the layout: the next state is planned anew."""
-        self._layout = None
+        self._layout = self._seen = None
+
+
+def _memory_key(value: Any) -> _Key | None:
+    """Return where a tensor lies that is one plain run of memory; None for any other value.
+
+    Two of one state have equal keys exactly if they are one tensor in memory.
+    """
+    if isinstance(value, np.ndarray) or not value.is_contiguous() or value.is_conj() or value.is_neg():
+        return None
+    address = value.data_ptr()
+    return (address, value.dtype, value.shape, None if value.is_cpu else value.device) if address else None
+
+
+def _came_again(layout: Layout, before: _Seen, now: _Seen, values: list[Any]) -> bool:
+    """Return whether the layout surely fits; False only says that it has to be compared in full.
+
+    A few tensors are made anew for each state (random states): they fit if dtype and shape are the same, and none of
+    them was or is one with another tensor.
+    """
+    if before.paths != now.paths:
+        return False
+    changed = [i for i, key in enumerate(now.keys) if key is None or key != before.keys[i]]
+    if len(changed) > MAX_CHANGED:
+        return False
+    if not changed:
+        return True
+    moved = set(changed)
+    own = {key[0] for i, key in enumerate(now.keys) if key is not None and i not in moved}
+    identities = [TORCH.identity(values[i]) for i in changed]
+    addresses = [key[0] for key in map(now.keys.__getitem__, changed) if key is not None]
+    shared = [identity for identity in identities if identity is not None]
+    if len(set(shared)) != len(shared) or not own.isdisjoint(addresses):
+        return False
+    if any(entry.alias is not None and (entry.alias in moved or i in moved) for i, entry in enumerate(layout.tensors)):
+        return False
+    return all((layout.tensors[i].dtype, layout.tensors[i].shape) == TORCH.describe(values[i]) for i in changed)
+
+
+def _copy_pieces(values: list[Any], keys: list[_Key | None], pieces: list[_Place], target: np.ndarray) -> None:
+    """Copy what lies in one partition."""
+    base, size = target.ctypes.data, target.itemsize
+    for index, start, offset, count in pieces:
+        key = keys[index]
+        if key is None or key[3] is not None:
+            TORCH.copy_into(values[index], target[offset : offset + count], start, count)
+        else:
+            move = _move if count * size < SMALL_BYTES else ctypes.memmove
+            move(base + offset * size, key[0] + start * size, count * size)
 
 
 def _patched(layout: Layout) -> bool:
@@ -79,9 +163,13 @@ def _patched(layout: Layout) -> bool:
     return ids != list(range(len(ids))) or covered < 0.9 * sum(partition.length for partition in layout.partitions)
 
 
+def _inputs(flat: Flat, hints: Hints) -> list[LayoutInput]:
+    return [_input(path, value, hints) for path, value in flat.tensors]
+
+
 def _input(path: Path, value: Any, hints: Hints) -> LayoutInput:
     about = TORCH.describe(value)
     slot = len(path) >= 3 and path[-3] == "state" and isinstance(path[-1], str)
-    role = hints.roles.get(path) or (str(path[-1]) if slot else "param")
+    role = hints.roles.get(path) or (str(path[-1]) if slot else "other" if path[0] in _NOT_TRAINED else "param")
     owner = hints.owners.get(path, path[:-1] if slot else path)
     return LayoutInput(path, about.dtype, about.shape, TORCH.identity(value), role, owner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Mapping
 from types import TracebackType
@@ -20,6 +21,7 @@ from deltastore.history.retention import PruneReport, delete_commits, plan_prune
 from deltastore.history.session import Session, read_format
 from deltastore.history.tags import read_tags, write_tag
 from deltastore.history.verify import Progress, VerifyReport, verify
+from deltastore.ondisk.limits import MAX_NUMBER
 from deltastore.ondisk.names import check_tag
 from deltastore.reader import State
 from deltastore.recording import Recording
@@ -60,6 +62,8 @@ class Store:
         self._view = View(tier, pickle_trusted=pickle_trusted)
         self._recording: Recording | None = None
         self._closed = False
+        self._has_tagged = False
+        self._pid = os.getpid()
         if writable:
             tier.check_writable()
         elif not tier.exists():
@@ -199,8 +203,8 @@ class Store:
         metrics: Mapping[str, Any] | None = None,
     ) -> Handle:
         """Commit as :meth:`commit` does, for adapters that know the roles of tensors ."""
-        if type(step) is not int or step < 0:
-            raise InvalidInput(f"step is {step!r}, expected an integer of 0 or more")
+        if type(step) is not int or not 0 <= step <= MAX_NUMBER:
+            raise InvalidInput(f"step is {step!r}, expected an integer of 0 to {MAX_NUMBER}")
         if not isinstance(state, Mapping):
             raise InvalidInput(f"the state is a {type(state).__name__}, expected a dict of objects by name")
         if tag is not None:
@@ -380,6 +384,7 @@ class Store:
         check_tag(name)
         with self._view.lock:
             commit = None if ref is None else self._view.resolve(ref).id
+            self._has_tagged = True
             write_tag(self._tier, name, commit, self._session_id, move=move)
             self._view.forget_tags()
 
@@ -410,7 +415,10 @@ class Store:
 
     def _prune(self, retention: Retention, *, dry_run: bool) -> PruneReport:
         self.refresh()
-        doomed = plan_prune(self._view.catalog, self._view.tags().values(), retention)
+        kept = [*self._view.tags().values()]
+        if self._recording is not None and self._recording.follows is not None:
+            kept.append(self._recording.follows)
+        doomed = plan_prune(self._view.catalog, kept, retention)
         report = PruneReport(tuple(entry.id for entry in doomed), sum(entry.bytes for entry in doomed), dry_run)
         if not dry_run:
             delete_commits(self._view.packs, self._view.catalog, doomed)
@@ -428,13 +436,26 @@ class Store:
             return
         self._closed = True
         try:
-            if self._recording is not None:
-                self._recording.close()
-                with self._view.lock:
-                    write_cache(self._view.packs, self._view.catalog, self._session_id)
-                self._tier.end_session(self._session_id)
+            # What a forked child inherited belongs to its parent: the pending commits, the lock, the temporary files.
+            if os.getpid() == self._pid:
+                self._end_writing()
         finally:
             self._view.packs.close()
+
+    def _end_writing(self) -> None:
+        recording = self._recording
+        try:
+            if recording is not None:
+                recording.stop()
+        finally:
+            # Before the lock goes back: the next writer must not meet us.
+            if recording is not None:
+                with self._view.lock:
+                    write_cache(self._view.packs, self._view.catalog, self._session_id)
+            if recording is not None or self._has_tagged:
+                self._tier.end_session(self._session_id)
+            if recording is not None:
+                recording.session.close()
 
     def __enter__(self) -> Self:
         return self

@@ -147,6 +147,9 @@ def flatten(state: Any, bridge: Bridge | None, *, pickle_trusted: bool = False) 
     return Flat(document, flattener.tensors)
 
 
+MAX_KEY_BITS: Final = 4096
+"""Size of the largest integer that may be a key."""
+
 _KEYED: Final[dict[type, str]] = {
     dict: "dict",
     OrderedDict: "odict",
@@ -247,6 +250,8 @@ def _encode_key(key: Any) -> Json:
     if type(key) is str:
         return encode_str(key)
     if type(key) is int:
+        if key.bit_length() > MAX_KEY_BITS:  # a layout writes it in decimal, which Python refuses from 4300 digits on
+            raise InvalidInput(f"a key is an integer of {key.bit_length()} bits; at most {MAX_KEY_BITS} are allowed")
         return encode_int(key)
     raise InvalidInput(f"the key {key!r} is of type {_name(type(key))}; keys must be str or int, exactly")
 

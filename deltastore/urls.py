@@ -21,6 +21,8 @@ def open_tier(url: str | os.PathLike[str]) -> Tier:
         A scheme that this version does not know.
     """
     text = os.fspath(url)
+    if not text:
+        raise InvalidInput("an empty URL: give a folder, or memory://name", url=text)
     if "://" not in text:
         return LocalTier(Path(text).absolute())
     parts = urlsplit(text)

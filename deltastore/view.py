@@ -11,7 +11,7 @@ from deltastore.errors import Corruption, NotFound
 from deltastore.handle import Commit
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog
 from deltastore.history.chain import Chain, open_chain
-from deltastore.history.lineage import chain_entries, resolve
+from deltastore.history.lineage import chain_entries, needs_tags, resolve
 from deltastore.history.packs import Packs
 from deltastore.history.tags import read_tags
 from deltastore.reader import State
@@ -89,8 +89,7 @@ class View:
 
     def resolve(self, ref: int | str) -> CatalogEntry:
         """Return the commit that a reference means, looking again at the store before it is not found."""
-        # A bare step or id needs no tags: a damaged tag does not hinder it.
-        named = isinstance(ref, str) and not ref.startswith("latest")
+        named = needs_tags(ref)
         try:
             return resolve(self.catalog, self.tags() if named else {}, ref)
         except NotFound:

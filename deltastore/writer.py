@@ -116,6 +116,11 @@ class Writer:
         """Whether the next commit is going to be a base, as far as the background has come."""
         return self._chain.base_due(self.restore_cost)
 
+    @property
+    def parent(self) -> str | None:
+        """Id of the commit that the next one builds upon, as far as the background has come."""
+        return None if self._chain.parent is None else self._chain.parent.id
+
     def busy(self) -> bool:
         """Return whether :meth:`reserve` would have to wait."""
         with self._state:
@@ -263,7 +268,7 @@ class Writer:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _attempt(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written, int]:
-        # Steps as numbered in spec 10.2.
+        # Steps C3 to C9 of spec 10.2; advance() and the handle are C10.
         self._check_space(encoded)
         write = new_write_id()
         name = pack_name(self._session.epoch, encoded.step, encoded.step, write)
@@ -284,14 +289,14 @@ class Writer:
             for buffers in pack.finish([commit]):
                 yield from buffers
 
-        staged = self._tier.stage(name, parts(), self._session.id)  # 1-2: written and synced under tmp
+        staged = self._tier.stage(name, parts(), self._session.id)  # C3-C5
         try:
-            self._tier.publish(staged)  # 3-4: linked if absent, folder synced
+            self._tier.publish(staged)  # C6, C7, C11
         except BaseException:
             self._tier.discard(staged)
             raise
-        self._read_back(name, write)
-        self._session.check_fence()  # 5: no higher epoch
+        self._read_back(name, write)  # C8
+        self._session.check_fence()  # C9
         entry = entry_of(made[0], digests[0], staged.size, name)
         return made[0], Written(entry, staged.size), layer_bytes
 

@@ -116,6 +116,8 @@ def read_catalog(packs: Packs, known: Catalog | None = None) -> Catalog:
     for name in sorted(set(listed) - set(catalog.packs)):
         try:
             tail = packs.tail(name)
+            if packs.store is None:
+                packs.store = tail.index.store  # no FORMAT.json to tell: all packs must at least agree
             for entry in entries_of(tail, name):
                 catalog.add(entry, listed[name])
             catalog.packs[name] = listed[name]
@@ -176,7 +178,8 @@ def write_cache(packs: Packs, catalog: Catalog, session: str) -> None:
         by_pack: dict[str, list[Json]] = {name: [] for name in catalog.packs}
         for entry in [*catalog.by_id.values(), *(copy for copies in catalog.copies.values() for copy in copies)]:
             by_pack[entry.pack].append(_dump(entry))
-        body = {"packs": {name: [catalog.packs[name], entries] for name, entries in by_pack.items()}}
+        listed = {name: [catalog.packs[name], entries] for name, entries in by_pack.items()}
+        body = {"store": packs.store, "packs": listed}
         packs.tier.publish_new(catalog_name(max(numbers, default=-1) + 1), [compress(seal(body))], session)
         for number in numbers:
             packs.tier.delete(catalog_name(number))
@@ -196,13 +199,16 @@ def _read_cache(packs: Packs) -> Catalog:
         return catalog
     name = catalog_name(max(numbers))
     where = f"{packs.tier.url}/{name}"
-    with contextlib.suppress(DeltaStoreError):  # disposable: whatever is wrong with it, the packs are read instead
+    # Disposable: whatever is wrong with it, the packs are read instead.
+    with contextlib.suppress(DeltaStoreError, TypeError, ValueError):
         fields = Fields(
             parse_sealed(decompress(packs.tier.read(name), MAX_CACHE_BYTES, where), where, MAX_CACHE_BYTES), where
         )
         loaded = Catalog()
+        if packs.store is None:
+            packs.store = fields.text("store")
         for pack, (size, entries) in fields.mapping("packs").items():
-            loaded.packs[pack] = size
+            loaded.packs[pack] = int(size)
             for entry in entries:
                 loaded.add(_load(entry, pack), size)
         catalog = loaded
@@ -225,6 +231,13 @@ def _dump(entry: CatalogEntry) -> Json:
 
 def _load(value: Json, pack: str) -> CatalogEntry:
     ref, parent, kind, created, exact, stored, metrics, lineage = value
-    segments = tuple((epoch, last) for epoch, last in lineage)
-    parent_ref = None if parent is None else CommitRef(*parent)
-    return CatalogEntry(CommitRef(*ref), parent_ref, kind, created, exact, stored, metrics, segments, pack)
+    segments = tuple((int(epoch), int(last)) for epoch, last in lineage)
+    parent_ref = None if parent is None else _load_ref(parent)
+    return CatalogEntry(
+        _load_ref(ref), parent_ref, str(kind), str(created), bool(exact), int(stored), dict(metrics), segments, pack
+    )
+
+
+def _load_ref(value: Json) -> CommitRef:
+    commit, digest, epoch, sequence, step = value
+    return CommitRef(str(commit), str(digest), int(epoch), int(sequence), int(step))

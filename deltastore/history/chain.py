@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from deltastore.dtypes import storage_dtype
 from deltastore.errors import Corruption, NotFound
 from deltastore.history.catalog import Catalog, CatalogEntry, record_of
 from deltastore.history.lineage import chain_entries
@@ -13,7 +14,7 @@ from deltastore.layout import Layout
 from deltastore.ondisk.index import layout_entry
 from deltastore.ondisk.layouts import parse_layout
 from deltastore.ondisk.pack import PackTail
-from deltastore.ondisk.records import FULL, CommitRecord, LayerRecord
+from deltastore.ondisk.records import DELTA, FULL, CommitRecord, CommitRef, LayerRecord
 from deltastore.patch import apply
 from deltastore.types import Json
 
@@ -40,8 +41,37 @@ class Chain:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of the commit that is read."""
-        return layout_of(self.links, self.record.layout)
+        """The layout of the commit that is read; each of its partitions has a full layer of its size.
+
+        Raises
+        ------
+        Corruption
+            The layout is damaged, or it promises more than the packs hold: nothing is allocated for it.
+        """
+        layout = layout_of(self.links, self.record.layout)
+        full: dict[int, Link] = {}
+        for link in reversed(self.links):
+            for layer in link.record.layers:
+                if layer.kind == FULL:
+                    full.setdefault(layer.partition, link)
+        for partition in layout.partitions:
+            link_or_none = full.get(partition.id)
+            if link_or_none is None:
+                raise self._no_full_layer(partition.id)
+            path = f"{link_or_none.record.id}/p{partition.id}.data"
+            array = link_or_none.tail.index.arrays.get(path)
+            expected = (storage_dtype(partition.dtype).name, partition.length)
+            found = None if array is None else (array.spec.dtype, array.spec.length)
+            if found != expected:
+                raise Corruption(
+                    f"{link_or_none.tail.where}, {path}: the pack has {found or 'no such array'}, the layout of step "
+                    f"{self.record.step} asks for {expected}",
+                    where=link_or_none.tail.where,
+                    entry=path,
+                    expected=expected,
+                    found=found,
+                )
+        return layout
 
     @cached_property
     def document(self) -> Json:
@@ -71,7 +101,10 @@ class Chain:
                 found.append((link, layer))
                 if layer.kind == FULL:
                     return found[::-1]
-        raise Corruption(
+        raise self._no_full_layer(partition)
+
+    def _no_full_layer(self, partition: int) -> Corruption:
+        return Corruption(
             f"step {self.record.step} (commit {self.record.id[:12]}): no commit of the chain has a full layer of "
             f"partition {partition}",
             step=self.record.step,
@@ -106,6 +139,7 @@ def open_chain(packs: Packs, catalog: Catalog, entry: CatalogEntry) -> Chain:
         A pack was deleted meanwhile.
     """
     links: list[Link] = []
+    before: CommitRef | None = None
     for member in chain_entries(catalog, entry):
         try:
             tail = packs.tail(member.pack)
@@ -116,5 +150,16 @@ def open_chain(packs: Packs, catalog: Catalog, entry: CatalogEntry) -> Chain:
                 step=entry.step,
                 where=member.pack,
             ) from error
-        links.append(Link(record_of(tail, member.id, member.ref.digest), tail, member.pack))
+        record = record_of(tail, member.id, member.ref.digest)
+        # The catalog may come from a cache: what the records themselves say of their parents decides.
+        if (record.kind == DELTA) != bool(links) or (links and record.parent != before):
+            raise Corruption(
+                f"{tail.where}: the record of step {record.step} does not follow the commit that the catalog names "
+                "as its parent; remove the folder cache/ of the store",
+                where=tail.where,
+                expected=None if before is None else before.id,
+                found=None if record.parent is None else record.parent.id,
+            )
+        before = member.ref
+        links.append(Link(record, tail, member.pack))
     return Chain(tuple(links))

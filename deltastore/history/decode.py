@@ -19,11 +19,14 @@ from deltastore.layout import Partition
 from deltastore.ondisk.codecs import CHECKSUM_BYTES, RAW, bytes_of, check_stored, decode_blosc
 from deltastore.ondisk.index import ArrayIndex, Extent, storage_dtype_of
 from deltastore.ondisk.records import FULL, XOR, LayerRecord
+from deltastore.parallel import run_reads
 
 MAX_GAP_BYTES = 64 << 10
 """Chunks that lie this close together are fetched in one request."""
 MAX_RUN_BYTES = 32 << 20
 """Bytes of one request."""
+MAX_OVERLAPPED_BYTES = 4 << 20
+"""Up to this many bytes of a partition, all layers are read at once."""
 
 
 def read_partition(packs: Packs, chain: Chain, partition: Partition, out: np.ndarray) -> None:
@@ -35,8 +38,9 @@ def read_partition(packs: Packs, chain: Chain, partition: Partition, out: np.nda
         found = covered_crc(out, check.phase)
         if found != expected:
             raise Corruption(
-                f"step {chain.record.step} (commit {chain.record.id[:12]}): the reconstruction of "
-                f"partition {partition.id} has CRC-32C {found:08x}, its writer had {expected:08x}; run `deltastore verify --deep`",
+                f"step {chain.record.step} (commit {chain.record.id[:12]}): the reconstruction of partition "
+                f"{partition.id} has CRC-32C {found:08x}, its writer had {expected:08x}; "
+                "run `deltastore verify --deep`",
                 step=chain.record.step,
                 partition=partition.id,
                 expected=expected,
@@ -52,38 +56,81 @@ def read_range(packs: Packs, chain: Chain, partition: Partition, start: int, out
     out : ndarray
         1-D, contiguous, storage dtype of the partition.
     """
-    for link, layer in chain.layers(partition.id):
-        if layer.kind == FULL:
-            _read_layer(packs, link, partition, layer, "data", start, out)
-        elif layer.kind == XOR:
-            _apply_xor(packs, link, partition, layer, start, out)
-        else:
-            _apply_overlay(packs, link, partition, layer, start, out)
+    layers = chain.layers(partition.id)
+
+    def fetch(item: tuple[Link, LayerRecord]) -> _Correction:
+        return _fetch(packs, partition, item, start, out)
+
+    # Of a small piece every layer is a few small reads: their waiting times overlap. Large ones fill the disk alone.
+    overlapped = len(layers) > 1 and out.nbytes <= MAX_OVERLAPPED_BYTES
+    for correct in run_reads(fetch, layers) if overlapped else map(fetch, layers):
+        correct(out)
 
 
-def _apply_xor(packs: Packs, link: Link, partition: Partition, layer: LayerRecord, start: int, out: np.ndarray) -> None:
+_Correction = Callable[[np.ndarray], None]
+"""What a layer does to the elements that the layers before it left."""
+
+
+def _fetch(
+    packs: Packs, partition: Partition, item: tuple[Link, LayerRecord], start: int, out: np.ndarray
+) -> _Correction:
+    """Read what one layer has for `out`; only a full layer, the first of all, writes to it."""
+    link, layer = item
+    if layer.kind == XOR:
+        return _fetch_xor(packs, link, partition, layer, start, len(out))
+    if layer.kind != FULL:
+        return _fetch_overlay(packs, link, partition, layer, start, len(out))
+    _read_layer(packs, link, partition, layer, "data", start, out)
+    return _leave
+
+
+def _leave(_out: np.ndarray) -> None:
+    """Do nothing: a full layer is read into its place."""
+
+
+def _fetch_xor(
+    packs: Packs, link: Link, partition: Partition, layer: LayerRecord, start: int, count: int
+) -> _Correction:
     per_element = words_per_element(partition.dtype)
-    target = words(out, partition.dtype)
-    difference = np.empty_like(target)
+    difference = np.empty(count * per_element, word_dtype(partition.dtype))
     _read_layer(packs, link, partition, layer, "xor", start * per_element, difference)
-    np.bitwise_xor(target, difference, out=target)
+
+    def correct(out: np.ndarray) -> None:
+        target = words(out, partition.dtype)
+        np.bitwise_xor(target, difference, out=target)
+
+    return correct
 
 
-def _apply_overlay(
-    packs: Packs, link: Link, partition: Partition, layer: LayerRecord, start: int, out: np.ndarray
-) -> None:
-    first, last = start // BLOCK_ELEMENTS, -(-(start + len(out)) // BLOCK_ELEMENTS)
+def _fetch_overlay(
+    packs: Packs, link: Link, partition: Partition, layer: LayerRecord, start: int, count: int
+) -> _Correction:
+    first, last = start // BLOCK_ELEMENTS, -(-(start + count) // BLOCK_ELEMENTS)
     indptr = np.empty(last - first + 1, "<u4")
     _read_layer(packs, link, partition, layer, "indptr", first, indptr)
     begin, end = int(indptr[0]), int(indptr[-1])
-    gaps = np.empty(max(end - begin, 0), "<u2")
+    path = array_path(link.record.id, partition.id, "gaps")
+    where = f"{link.tail.where}, {path}"
+    entries = _array_of(link, partition, "gaps", path).spec.length
+    if not begin <= end <= entries:  # before anything is allocated for them
+        raise Corruption(
+            f"{where}: indptr asks for the entries {begin} to {end} of {entries}",
+            where=link.tail.where,
+            entry=path,
+            expected=entries,
+            found=end,
+        )
+    gaps = np.empty(end - begin, "<u2")
     values = np.empty(len(gaps), storage_dtype(partition.dtype))
     _read_layer(packs, link, partition, layer, "gaps", begin, gaps)
     _read_layer(packs, link, partition, layer, "values", begin, values)
-    where = f"{link.tail.where}, {array_path(link.record.id, partition.id, 'gaps')}"
     places = positions(Overlay(indptr - indptr[0], gaps, values), first, partition.length, where)
-    inside = (places >= start) & (places < start + len(out))
-    out[places[inside] - start] = values[inside]
+    low, high = np.searchsorted(places, (start, start + count))
+
+    def correct(out: np.ndarray) -> None:
+        out[places[low:high] - start] = values[low:high]
+
+    return correct
 
 
 def _read_layer(

@@ -10,7 +10,7 @@ from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.ondisk.names import is_commit_prefix, parse_pack_name
 
 LATEST = "latest"
-_BACK = re.compile(r"latest~(\d{1,9})")
+_BACK = re.compile(r"latest~([0-9]{1,9})")
 
 Segments = tuple[tuple[int, int], ...]
 """(epoch, last sequence) of each part of a line of history, newest first."""
@@ -19,6 +19,17 @@ Segments = tuple[tuple[int, int], ...]
 def newest(catalog: Catalog) -> CatalogEntry | None:
     """Return the newest commit: the highest (epoch, sequence)."""
     return max(catalog.by_id.values(), key=lambda entry: entry.order, default=None)
+
+
+def newest_complete(catalog: Catalog) -> CatalogEntry | None:
+    """Return the newest commit whose chain lies in packs that open; chunks are not looked at."""
+    for entry in reversed(catalog.ordered()):
+        try:
+            chain_entries(catalog, entry)
+        except Corruption:
+            continue
+        return entry
+    return None
 
 
 def chain_entries(catalog: Catalog, entry: CatalogEntry) -> list[CatalogEntry]:
@@ -42,7 +53,7 @@ def chain_entries(catalog: Catalog, entry: CatalogEntry) -> list[CatalogEntry]:
                 commit=entry.id,
                 missing=parent.id if parent else None,
             )
-        if known.ref.digest != parent.digest or known.order >= child.order:
+        if known.ref != parent or known.order >= child.order:
             raise Corruption(
                 f"step {child.step} (commit {child.id[:12]}) names parent {parent.id[:12]} with digest "
                 f"{parent.digest[:12]}, the store has {known.ref.digest[:12]}",
@@ -98,6 +109,7 @@ def resolve(catalog: Catalog, tags: Mapping[str, str], ref: int | str) -> Catalo
         raise InvalidInput(f"{ref!r} names no commit: use a step, 'latest', 'latest~3', a tag or a commit id")
     top = newest(catalog)
     if top is None:
+        _refuse_if_all_damaged(catalog, ref)
         raise NotFound(f"{ref!r}: the store holds no commits", ref=ref)
     if isinstance(ref, int):
         return _at_step(catalog, top, ref)
@@ -118,6 +130,11 @@ def resolve(catalog: Catalog, tags: Mapping[str, str], ref: int | str) -> Catalo
             raise NotFound(f"tag {ref!r} names commit {tags[ref]}, which is in no readable pack", ref=ref)
         return found
     return _by_id(catalog, tags, ref)
+
+
+def needs_tags(ref: int | str) -> bool:
+    """Return whether a reference may be a tag: a damaged tag does not hinder all others."""
+    return isinstance(ref, str) and ref != LATEST and not _BACK.fullmatch(ref) and not is_commit_prefix(ref)
 
 
 def _at_step(catalog: Catalog, top: CatalogEntry, step: int) -> CatalogEntry:
@@ -141,7 +158,27 @@ def _refuse_if_damaged(catalog: Catalog, step: int, best: CatalogEntry | None) -
         if about is None or not about.first_step <= step <= about.last_step:
             continue
         if best is None or about.epoch >= best.ref.epoch:
-            raise Corruption(f"step {step} cannot be read: {error}", step=step, where=name) from error
+            usable = newest_complete(catalog)
+            advice = "no other commit can be read"
+            if usable is not None:
+                advice = f"the newest commit that does not need this is step {usable.step} ({usable.id[:12]})"
+            instead = None if usable is None else usable.step
+            # The same kind of error: a newer format is not damage, nor is a file that may not be read.
+            fields = {"where": name, **error.fields, "step": step, "newest_intact": instead}
+            raise type(error)(f"step {step} cannot be read: {error}; {advice}", **fields) from error
+
+
+def _refuse_if_all_damaged(catalog: Catalog, ref: int | str) -> None:
+    """Raise the error of the newest pack if none can be read: such a store is not empty."""
+    for name in sorted(catalog.damaged, key=_age)[-1:]:
+        error = catalog.damaged[name]
+        fields = {"where": name, **error.fields, "newest_intact": None}
+        raise type(error)(f"{ref!r}: no pack of the store can be read: {error}", **fields) from error
+
+
+def _age(name: str) -> tuple[int, int]:
+    about = parse_pack_name(name)
+    return (-1, -1) if about is None else (about.epoch, about.last_step)
 
 
 def _by_id(catalog: Catalog, tags: Mapping[str, str], ref: str) -> CatalogEntry:

@@ -10,7 +10,7 @@ from deltastore.errors import Corruption
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.history.lineage import chain_entries, line, newest
 from deltastore.history.packs import Packs
-from deltastore.ondisk.names import PACKS
+from deltastore.ondisk.names import PACKS, parse_pack_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +23,19 @@ class PruneReport:
     dry_run: bool
 
 
-def plan_prune(catalog: Catalog, tags: Iterable[str], retention: Retention) -> list[CatalogEntry]:
+def plan_prune(catalog: Catalog, pinned: Iterable[str], retention: Retention) -> list[CatalogEntry]:
     """Return the commits that no kept commit needs, in the order in which they may be deleted.
 
-    Kept are the last commits of the line of history that leads to the newest, those of round steps on it, and tagged
-    ones; each with its whole chain. Children come before parents, so that a crash leaves no child without its parent.
+    Kept are the last commits of the line of history that leads to the newest, those of round steps on it, and those
+    that are pinned (tagged, or built upon by a writer), given by id; each with its whole chain. Children come before
+    parents, so that a crash leaves no child without its parent.
     """
     top = newest(catalog)
     if top is None:
         return []
     commits = line(catalog, top)
     kept = commits[-retention.keep_last :] + [entry for entry in commits if retention.keeps_step(entry.step)]
-    kept += [catalog.by_id[commit] for commit in tags if commit in catalog.by_id]
+    kept += [catalog.by_id[commit] for commit in pinned if commit in catalog.by_id]
     needed: set[str] = set()
     for entry in kept:
         if entry.id not in needed:
@@ -45,6 +46,9 @@ def plan_prune(catalog: Catalog, tags: Iterable[str], retention: Retention) -> l
     packs_needed = {catalog.by_id[commit].pack for commit in needed}
     copies = [copy for copies in catalog.copies.values() for copy in copies]
     doomed = [entry for entry in [*catalog.by_id.values(), *copies] if entry.pack not in packs_needed]
+    # A pack that cannot be opened now may be readable elsewhere or later, and may name any older commit as its parent.
+    unread = [(about.epoch, about.last_step) for about in map(parse_pack_name, catalog.damaged) if about is not None]
+    doomed = [entry for entry in doomed if (entry.ref.epoch, entry.step) > max(unread, default=(-1, -1))]
     return sorted(doomed, key=lambda entry: entry.order, reverse=True)
 
 

@@ -63,6 +63,14 @@ def read_format(tier: Tier) -> StoreFormat:
             expected=minimum,
             found=(FORMAT_MAJOR, FORMAT_MINOR),
         )
+    if fields.integer("major") != FORMAT_MAJOR:
+        raise UnsupportedFormat(
+            f"{where}: a store of format {fields.integer('major')}, this version reads {FORMAT_MAJOR}; "
+            "read it with a newer deltastore",
+            where=where,
+            expected=FORMAT_MAJOR,
+            found=fields.integer("major"),
+        )
     return StoreFormat(fields.text("store"), fields.integer("major"), fields.integer("minor"))
 
 
@@ -172,6 +180,25 @@ class Session:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def read_claim(tier: Tier, number: int) -> str:
+    """Return the session that claimed an epoch.
+
+    Raises
+    ------
+    NotFound, Corruption
+        There is no such claim, or it is damaged; it counts as a claim of its number all the same.
+    """
+    name = epoch_name(number)
+    where = f"{tier.url}/{name}"
+    try:
+        fields = Fields(parse_sealed(tier.read(name), where, MAX_SEALED_BYTES), where)
+    except NotFound as error:
+        raise NotFound(f"{where}: commits of epoch {number}, but no claim of it", where=where) from error
+    if fields.integer("epoch") != number:
+        raise fields.fault("epoch", str(number))
+    return fields.text("session")
 
 
 def claimed_epochs(tier: Tier) -> set[int]:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from deltastore.document import PLAIN, build, leaves
 from deltastore.dtypes import storage_dtype
-from deltastore.errors import Corruption, DeltaStoreError, NotFound, UnsupportedFormat
+from deltastore.errors import Corruption, DeltaStoreError
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.history.chain import Link, open_chain
 from deltastore.history.decode import read_array, read_partition
 from deltastore.history.packs import Packs
-from deltastore.history.session import read_format
+from deltastore.history.session import claimed_epochs, read_claim, read_format
 from deltastore.history.tags import read_tags
 from deltastore.layers.encoded import array_path
-from deltastore.ondisk.codecs import crc32, digest_values
+from deltastore.layout import Layout
+from deltastore.ondisk.codecs import digest_values
+from deltastore.ondisk.framing import check_headers, directory_entries
 from deltastore.ondisk.index import storage_dtype_of
-from deltastore.ondisk.names import parse_content_digest
-from deltastore.ondisk.zipfile64 import local_header
+from deltastore.ondisk.layouts import check_pieces
+from deltastore.ondisk.limits import MAX_CHUNK_BYTES
+from deltastore.ondisk.names import parse_content_digest, parse_pack_name
+from deltastore.types import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +83,16 @@ def verify(packs: Packs, catalog: Catalog, *, deep: bool, progress: Progress | N
         Called with (commits done, commits in all).
     """
     report = VerifyReport(commits=len(catalog.by_id), packs=len(catalog.packs) + len(catalog.damaged), deep=deep)
-    _check_root(packs, report)
+    _check_root(packs, catalog, report)
     for name, error in catalog.damaged.items():
-        report.findings.append(Finding(error.kind, name, str(error)))
+        about = parse_pack_name(name)
+        step = about.first_step if about is not None and about.first_step == about.last_step else None
+        report.findings.append(Finding(error.kind, name, str(error), step))
+    for name in sorted(catalog.packs):
+        try:
+            _check_framing(packs, name, deep=deep)
+        except DeltaStoreError as error:
+            report.findings.append(Finding(error.kind, name, str(error)))
     broken: set[str] = set()
     entries = catalog.ordered()
     for done, entry in enumerate(entries):
@@ -91,17 +105,36 @@ def verify(packs: Packs, catalog: Catalog, *, deep: bool, progress: Progress | N
             report.findings.append(Finding(error.kind, entry.pack, str(error), entry.step, entry.id))
         else:
             report.newest_intact = entry
+        for copy in catalog.copies.get(entry.id, []):
+            try:
+                _check_commit(packs, catalog, copy, broken - {entry.id}, deep=deep)
+            except DeltaStoreError as error:
+                report.findings.append(Finding(error.kind, copy.pack, str(error), None, copy.id))
     if progress is not None:
         progress(len(entries), len(entries))
     return report
 
 
-def _check_root(packs: Packs, report: VerifyReport) -> None:
-    for check in (lambda: read_format(packs.tier), lambda: read_tags(packs.tier)):
+def _check_root(packs: Packs, catalog: Catalog, report: VerifyReport) -> None:
+    if not packs.tier.exists():
+        return  # nothing was ever written here
+    claims = claimed_epochs(packs.tier) | {entry.ref.epoch for entry in catalog.by_id.values()}
+    checks: list[Callable[[], object]] = [partial(read_format, packs.tier), partial(read_tags, packs.tier)]
+    checks += [partial(read_claim, packs.tier, number) for number in sorted(claims)]
+    for check in checks:
         try:
             check()
-        except (Corruption, NotFound, UnsupportedFormat) as error:
-            report.findings.append(Finding(error.kind, str(error.fields.get("where", packs.tier.url)), str(error)))
+        except DeltaStoreError as error:
+            where = error.fields.get("where", error.fields.get("file", packs.tier.url))
+            report.findings.append(Finding(error.kind, str(where), str(error)))
+
+
+def _check_framing(packs: Packs, name: str, *, deep: bool) -> None:
+    """Check what only stock readers look at: damage there hinders no commit."""
+    tail = packs.tail(name)
+    entries = directory_entries(tail)
+    if deep:
+        check_headers(tail, entries, packs.file(name).read)
 
 
 def _check_commit(packs: Packs, catalog: Catalog, entry: CatalogEntry, broken: set[str], *, deep: bool) -> None:
@@ -118,53 +151,72 @@ def _check_commit(packs: Packs, catalog: Catalog, entry: CatalogEntry, broken: s
         raise Corruption(
             f"{entry.pack}: {size} bytes, expected {chain.links[-1].tail.trailer.file_size}", where=entry.pack
         )
-    layout, _document = chain.layout, chain.document
-    for partition in layout.partitions:
-        chain.layers(partition.id)
+    layout = chain.layout
+    check_pieces(layout, chain.links[-1].tail.where)
+    _check_document(chain.document, layout, chain.links[-1].tail.where)
     if deep:
         _check_arrays(packs, chain.links[-1])
         for partition in layout.partitions:
             read_partition(packs, chain, partition, np.empty(partition.length, storage_dtype(partition.dtype)))
 
 
+def _check_document(document: Json, layout: Layout, where: str) -> None:
+    """Check the values, and that document and layout list the same tensors (spec 8.4). No code of a pickle is run."""
+    found = {path for path, leaf in leaves(document) if leaf.kind != PLAIN}
+    differing = found ^ {tensor.path for tensor in layout.tensors}
+    if differing:
+        path = min(differing, key=repr)
+        lacking = "layout" if path in found else "document"
+        raise Corruption(f"{where}: tensor {list(path)} is missing in the {lacking}", where=where, path=path)
+    build(_without_pickles(document), lambda _path, _kind: None, _AnyFramework())
+
+
+def _without_pickles(node: Json) -> Json:
+    # As deep as `leaves` let it pass, and no deeper than the JSON parser did.
+    if isinstance(node, list):
+        return [_without_pickles(item) for item in node]
+    if isinstance(node, dict):
+        return None if node.get("$") == "pickle" else {name: _without_pickles(item) for name, item in node.items()}
+    return node
+
+
+class _AnyFramework:
+    """Takes a framework's objects as they are: only the framework itself can tell whether they are good."""
+
+    def owns(self, _tag: str) -> bool:
+        return True
+
+    def decode(self, _tag: str, _node: object) -> Any:
+        return object()
+
+    def join(self, _tag: str, _meta: object, _parts: object) -> Any:
+        return object()
+
+
 def _check_arrays(packs: Packs, link: Link) -> None:
-    """Check content digests and local headers of the arrays of one commit."""
-    file = packs.file(link.pack)
+    """Check the arrays of one commit against their content digests."""
     for layer in link.record.layers:
         for name, expected in layer.arrays.items():
             path = array_path(link.record.id, layer.partition, name)
             array = link.tail.index.arrays.get(path)
             if array is None:
-                raise Corruption(f"{link.tail.where}: array {path} is missing", entry=path)
+                raise Corruption(f"{link.tail.where}: array {path} is missing", where=link.tail.where, entry=path)
+            piece = parse_content_digest(expected) or 0
+            if not 0 < piece * array.spec.itemsize <= MAX_CHUNK_BYTES:
+                raise Corruption(
+                    f"{link.tail.where}, {path}: pieces of {piece} elements in the content digest, at most "
+                    f"{MAX_CHUNK_BYTES} bytes are allowed",
+                    where=link.tail.where,
+                    entry=path,
+                )
             values = np.empty(array.spec.length, storage_dtype_of(array.spec))
             read_array(packs, link, array, path, 0, values)
-            found = digest_values(values, parse_content_digest(expected) or 1)
+            found = digest_values(values, piece)
             if found != expected:
                 raise Corruption(
-                    f"{link.tail.where}, {path}: content digest is {found[:12]}..., the record says {expected[:12]}...",
+                    f"{link.tail.where}, {path}: content digest is {found[:24]}..., the record says {expected[:24]}...",
+                    where=link.tail.where,
                     entry=path,
                     expected=expected,
                     found=found,
                 )
-            for number, extent in enumerate(array.chunks):
-                entry = f"{path}/c/{number}"
-                stored = file.read(extent.offset, extent.length)
-                _check_header(file.read, entry, extent.offset, extent.length, crc32(stored), link.tail.where)
-
-
-def _check_header(
-    read: Callable[[int, int], bytes], name: str, data_offset: int, length: int, crc32: int, where: str
-) -> None:
-    """Compare the local header before a chunk with the only one that a writer may have written."""
-    bare = 30 + len(name)
-    # Data starts at a multiple of 64; the padding field has 4 to 67 bytes, or is absent.
-    for extra in (0, *range(4, 68)):
-        start = data_offset - bare - extra
-        if start >= 0:
-            expected, entry = local_header(name, start, length, crc32, align=True)
-            if entry.data_offset == data_offset and read(start, len(expected)) == expected:
-                return
-    raise Corruption(
-        f"{where}: the ZIP header of {name} is damaged; this library can read the chunk, other ZIP readers cannot",
-        entry=name,
-    )

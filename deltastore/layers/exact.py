@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from deltastore.layers.encoded import EncodedLayer, encode_layer
 from deltastore.layers.overlay import MAX_DENSITY, encode_overlay
-from deltastore.layers.xor import encode_xor
+from deltastore.layers.xor import words
 from deltastore.layout import Partition
 from deltastore.ondisk.codecs import BLOSC
 from deltastore.ondisk.records import FULL, OVERLAY, XOR
@@ -25,13 +27,15 @@ def choose_layer(partition: Partition, current: np.ndarray, rec: np.ndarray, com
     current, rec : ndarray
         New values and the parent's reconstruction, storage dtype, 1-D, equal lengths.
     """
-    difference = encode_xor(current, rec, partition.dtype)
-    changed = _changed_elements(difference, len(current))
-    if not len(changed):
+    difference = _difference(partition, current, rec)
+    nonzero = int(np.count_nonzero(difference))
+    if not nonzero:
         return None
-    density = len(changed) / len(current)
+    density: float = nonzero / len(difference)
     candidates: list[EncodedLayer] = []
-    if density <= MAX_DENSITY:
+    # The numbers of the changed elements take eight bytes each: not asked for where nearly all of them changed.
+    changed = _changed_elements(difference, len(current)) if density <= MAX_DENSITY else None
+    if changed is not None and (density := len(changed) / len(current)) <= MAX_DENSITY:
         overlay = encode_overlay(changed, current)
         arrays = {"indptr": overlay.indptr, "gaps": overlay.gaps, "values": overlay.values}
         candidates.append(encode_layer(partition, OVERLAY, arrays, BLOSC, commit))
@@ -40,6 +44,22 @@ def choose_layer(partition: Partition, current: np.ndarray, rec: np.ndarray, com
         if candidates[-1].stored_bytes > POOR_SHARE * current.nbytes:
             candidates.append(encode_layer(partition, FULL, {"data": current}, BLOSC, commit))
     return min(candidates, key=lambda layer: layer.stored_bytes)
+
+
+_scratch = threading.local()
+
+
+def _difference(partition: Partition, current: np.ndarray, rec: np.ndarray) -> np.ndarray:
+    """Return the xor of a partition, in memory that the next call of this thread uses again.
+
+    What is made of it is compressed, so that nothing keeps it; new memory at each commit would cost more than the xor.
+    """
+    memory: np.ndarray | None = getattr(_scratch, "memory", None)
+    if memory is None or memory.nbytes < current.nbytes:
+        memory = _scratch.memory = np.empty(current.nbytes, np.uint8)
+    difference = words(memory[: current.nbytes], partition.dtype)
+    np.bitwise_xor(words(current, partition.dtype), words(rec, partition.dtype), out=difference)
+    return difference
 
 
 def _changed_elements(difference: np.ndarray, elements: int) -> np.ndarray:

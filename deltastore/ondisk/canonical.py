@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any
 
 import zstandard
@@ -35,7 +36,9 @@ def parse_json(data: bytes, where: str) -> Json:
         The bytes are not ASCII JSON, repeat a key, or nest too deep.
     """
     try:
-        return json.loads(data.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(
+            data.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        )
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{where}: not valid JSON ({error})", where=where) from error
 
@@ -45,6 +48,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return result
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large for a float")
+    return value
 
 
 def _no_constant(text: str) -> Any:
@@ -75,7 +85,10 @@ def parse_sealed(data: bytes, where: str, limit: int) -> dict[str, Json]:
     if not isinstance(value, dict) or not isinstance(value.get(SEAL), str):
         raise Corruption(f"{where}: not a sealed file (no member {SEAL!r})", where=where)
     expected = value.pop(SEAL)
-    found = digest_of(encode_canonical(value))
+    try:
+        found = digest_of(encode_canonical(value))
+    except InvalidInput as error:
+        raise Corruption(f"{where}: nested too deep for a sealed file", where=where) from error
     if found != expected:
         raise Corruption(
             f"{where}: SHA-256 is {found[:12]}..., the seal says {expected[:12]}...",

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any
 
 from deltastore.errors import Corruption
 from deltastore.ondisk.limits import MAX_NUMBER
 from deltastore.types import Json, Key, Path
+
+_repr = Repr()
+_repr.maxstring = _repr.maxlong = _repr.maxother = 80
+
+
+def _show(value: Json) -> str:
+    # Not plain repr: what a stranger wrote may be nested deeper than that can go.
+    return _repr.repr(value)[:80]
 
 
 class Fields:
@@ -28,7 +37,7 @@ class Fields:
 
     def fault(self, name: str, expected: str) -> Corruption:
         """Return the error for a member that is not as expected."""
-        found = repr(self._value.get(name))[:80]
+        found = _show(self._value.get(name))
         return Corruption(
             f"{self.where}: member {name!r} is {found}, expected {expected}",
             where=self.where,

@@ -1,15 +1,24 @@
-"""Layouts as stored blobs (spec 7.4)."""
+"""Layouts as stored blobs (spec 7.1)."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from deltastore.dtypes import LOGICAL
-from deltastore.errors import Corruption
+from deltastore.errors import Corruption, UnsupportedFormat
 from deltastore.layout import ALIGN_ELEMENTS, BACKWARD, FORWARD, Layout, Partition, Piece, TensorEntry
 from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_canonical, parse_json
 from deltastore.ondisk.fields import Fields
-from deltastore.ondisk.limits import MAX_LAYOUT_BYTES, MAX_PARTITION_ELEMENTS, MAX_PARTITIONS, MAX_TENSORS
+from deltastore.ondisk.limits import (
+    MAX_DIMENSIONS,
+    MAX_LAYOUT_BYTES,
+    MAX_NUMBER,
+    MAX_PARTITION_ELEMENTS,
+    MAX_PARTITION_ID,
+    MAX_PARTITIONS,
+    MAX_TENSORS,
+)
 from deltastore.types import Json
 
 
@@ -60,7 +69,21 @@ def parse_layout(blob: bytes, digest: str, where: str) -> Layout:
         tensors.append(_parse_tensor(Fields(entry, where), tensors, partitions))
     if len({tensor.path for tensor in tensors}) != len(tensors):
         raise fields.fault("tensors", "tensors with different paths")
+    covered = dict.fromkeys(partitions, 0)
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            covered[piece.partition] += piece.count
+    if any(count > partitions[number].length for number, count in covered.items()):
+        raise Corruption(f"{where}: tensors that share elements of a partition", where=where)
     return Layout(tuple(tensors), tuple(partitions.values()))
+
+
+def check_pieces(layout: Layout, where: str) -> None:
+    """Raise Corruption if two pieces overlap (spec 7.2 rule 3); verification does that, readers need not."""
+    pieces = sorted((p.partition, p.offset, p.count) for tensor in layout.tensors for p in tensor.pieces)
+    for before, after in pairwise(pieces):
+        if before[0] == after[0] and before[1] + before[2] > after[1]:
+            raise Corruption(f"{where}: pieces {list(before)} and {list(after)} of tensors overlap", where=where)
 
 
 def _parse_partition(fields: Fields) -> Partition:
@@ -68,8 +91,8 @@ def _parse_partition(fields: Fields) -> Partition:
     if not length:
         raise fields.fault("length", "at least one element")
     return Partition(
-        id=fields.integer("id", MAX_PARTITIONS * 16),
-        dtype=fields.choice("dtype", tuple(LOGICAL)),
+        id=fields.integer("id", MAX_PARTITION_ID),
+        dtype=_parse_dtype(fields),
         length=length,
         role=fields.text("role"),
         window=fields.choice("window", (FORWARD, BACKWARD)),
@@ -77,9 +100,23 @@ def _parse_partition(fields: Fields) -> Partition:
     )
 
 
+def _parse_dtype(fields: Fields) -> str:
+    dtype = fields.text("dtype")
+    if dtype not in LOGICAL:
+        raise UnsupportedFormat(
+            f"{fields.where}: dtype {dtype[:40]!r}, which this version does not know; read it with a newer deltastore",
+            where=fields.where,
+            dtype=dtype,
+        )
+    return dtype
+
+
 def _parse_tensor(fields: Fields, earlier: list[TensorEntry], partitions: dict[int, Partition]) -> TensorEntry:
     shape = tuple(fields.numbers("shape"))
-    dtype = fields.choice("dtype", tuple(LOGICAL))
+    # Zeros left out: frameworks compute strides, which must not overflow, of tensors without elements too.
+    if len(shape) > MAX_DIMENSIONS or math.prod(size for size in shape if size) > MAX_NUMBER:
+        raise fields.fault("shape", f"at most {MAX_DIMENSIONS} dimensions, their product at most {MAX_NUMBER}")
+    dtype = _parse_dtype(fields)
     path = fields.path("path")
     if fields.has("alias"):
         alias = fields.integer("alias")
@@ -95,6 +132,7 @@ def _parse_tensor(fields: Fields, earlier: list[TensorEntry], partitions: dict[i
         if (
             partition is None
             or partition.dtype != dtype
+            or not piece[2]
             or piece[1] % ALIGN_ELEMENTS
             or piece[1] + piece[2] > partition.length
         ):

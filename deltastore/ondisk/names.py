@@ -14,15 +14,15 @@ EPOCHS = "epochs"
 TAGS = "tags"
 CACHE = "cache"
 
-_PACK = re.compile(r"packs/e(0|[1-9]\d{0,18})-(0|[1-9]\d{0,18})-(0|[1-9]\d{0,18})-([0-9a-f]{16})\.zip")
-_EPOCH = re.compile(r"epochs/(0|[1-9]\d{0,18})\.json")
-_TAG_ENTRY = re.compile(r"tags/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})/(0|[1-9]\d{0,18})\.json")
-_CATALOG = re.compile(r"cache/catalog-(0|[1-9]\d{0,18})\.json\.zst")
+_PACK = re.compile(r"packs/e(0|[1-9][0-9]{0,18})-(0|[1-9][0-9]{0,18})-(0|[1-9][0-9]{0,18})-([0-9a-f]{16})\.zip")
+_EPOCH = re.compile(r"epochs/(0|[1-9][0-9]{0,18})\.json")
+_TAG_ENTRY = re.compile(r"tags/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})/(0|[1-9][0-9]{0,18})\.json")
+_CATALOG = re.compile(r"cache/catalog-(0|[1-9][0-9]{0,18})\.json\.zst")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _COMMIT = re.compile(r"[0-9a-f]{32}")
 _COMMIT_PREFIX = re.compile(r"[0-9a-f]{8,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_CONTENT = re.compile(r"([1-9]\d{0,18}):[0-9a-f]{64}")
+_CONTENT = re.compile(r"([1-9][0-9]{0,18}):[0-9a-f]{64}")
 _WRITE = re.compile(r"[0-9a-f]{16}")
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from deltastore.errors import Corruption, UnsupportedFormat
 from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_canonical, parse_json
 from deltastore.ondisk.fields import Fields
-from deltastore.ondisk.limits import MAX_PARTITIONS, MAX_RECORD_BYTES
+from deltastore.ondisk.limits import MAX_PARTITION_ID, MAX_RECORD_BYTES
 from deltastore.ondisk.names import is_commit_id, is_digest, is_write_id, parse_content_digest
 from deltastore.types import Json
 
@@ -206,6 +206,8 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
     values = fields.mapping("values")
     if set(values) != ({"full"} if kind == BASE else {"patch"}) and set(values) != {"full"}:
         raise fields.fault("values", "the member full, or patch in a delta")
+    if not isinstance(values.get("patch", []), list):
+        raise fields.fault("values", "a list of operations as patch")
     lineage = tuple((first, last) for first, last in (_pair(pair, fields) for pair in fields.items("lineage")))
     return CommitRecord(
         id=fields.text("id"),
@@ -246,7 +248,7 @@ def _parse_layer(fields: Fields) -> LayerRecord:
     arrays = fields.mapping("arrays")
     if set(arrays) != set(ARRAYS_OF[kind]) or None in map(parse_content_digest, arrays.values()):
         raise fields.fault("arrays", f"the content digests of {', '.join(ARRAYS_OF[kind])}")
-    return LayerRecord(fields.integer("partition", MAX_PARTITIONS), kind, arrays)
+    return LayerRecord(fields.integer("partition", MAX_PARTITION_ID), kind, arrays)
 
 
 def _parse_check(fields: Fields) -> Check:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from deltastore.errors import Corruption
 from deltastore.ondisk.codecs import crc32c
+from deltastore.ondisk.limits import MAX_TAIL_BYTES
 
 MAGIC = b"DSPACK01"
 _TRAILER = struct.Struct("<8sQQIIQI")
 TRAILER_BYTES = _TRAILER.size
+SMALLEST_PACK_BYTES = TRAILER_BYTES + 22
+"""A trailer behind a ZIP end record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ def parse_trailer(data: bytes, file_size: int, where: str) -> Trailer:
     file_size : int
         The size that the storage reports.
     """
-    if len(data) < TRAILER_BYTES:
+    if len(data) < TRAILER_BYTES or file_size < SMALLEST_PACK_BYTES:
         raise Corruption(f"{where}: {file_size} bytes are too short for a pack", where=where, found=file_size)
     raw = data[-TRAILER_BYTES:]
     magic, tail, index, length, tail_crc, size, crc = _TRAILER.unpack(raw)
@@ -70,7 +73,19 @@ def parse_trailer(data: bytes, file_size: int, where: str) -> Trailer:
             f"{where}: file has {file_size} bytes, the trailer says {size}", where=where, expected=size, found=file_size
         )
     if not tail <= index <= index + length <= size - TRAILER_BYTES:
-        raise Corruption(f"{where}: the trailer points outside of the file", where=where)
+        raise Corruption(
+            f"{where}: the trailer points to {index} + {length} behind {tail}, outside of the file of {size} bytes",
+            where=where,
+            expected=size,
+            found=index + length,
+        )
+    if size - tail > MAX_TAIL_BYTES:
+        raise Corruption(
+            f"{where}: {size - tail} bytes of metadata, at most {MAX_TAIL_BYTES} are allowed",
+            where=where,
+            expected=MAX_TAIL_BYTES,
+            found=size - tail,
+        )
     return Trailer(tail, index, length, tail_crc, size)
 
 

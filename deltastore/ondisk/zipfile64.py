@@ -17,6 +17,10 @@ PADDING_ID = 0x5344
 ALIGNMENT = 64
 END_SIGNATURE = b"PK\x05\x06"
 """Some readers look for the last of these: a comment must not hold one."""
+DIRECTORY_ENTRY_BYTES = _CENTRAL.size
+"""Of a record of the central directory, without the name."""
+END_BYTES = _END64.size + _LOCATOR.size + _END.size
+"""Of all end records."""
 _MAX32 = 0xFFFFFFFF
 _MAX16 = 0xFFFF
 
@@ -32,20 +36,24 @@ class ZipEntry:
     crc32: int
 
 
-def local_header(name: str, offset: int, length: int, crc32: int, *, align: bool) -> tuple[bytes, ZipEntry]:
+def local_header(
+    name: str, offset: int, length: int, crc32: int, *, align: bool, spare: int = 0
+) -> tuple[bytes, ZipEntry]:
     """Return the local header of an entry that starts at `offset`, and the entry.
 
     Parameters
     ----------
     align : bool
         Pad with an extra field, so that the data starts at a multiple of 64 bytes.
+    spare : int
+        Bytes of padding beyond what is needed, a multiple of 64.
     """
     encoded = name.encode("ascii")
     data_offset = offset + _LOCAL.size + len(encoded)
     extra = b""
-    if align and data_offset % ALIGNMENT:
+    if align and (data_offset % ALIGNMENT or spare):
         # Never an empty field: some readers take four bytes of extra data for a damaged header.
-        gap = -(data_offset + 4) % ALIGNMENT or ALIGNMENT
+        gap = (-(data_offset + 4) % ALIGNMENT or ALIGNMENT) + spare
         extra = struct.pack("<HH", PADDING_ID, gap) + bytes(gap)
     header = _LOCAL.pack(0x04034B50, 20, 0, 0, 0, DOS_DATE, crc32, length, length, len(encoded), len(extra))
     entry = ZipEntry(name, offset, data_offset + len(extra), length, crc32)

@@ -239,8 +239,9 @@ class _FaultyFile:
 class FaultyOps(PosixOps):
     """The real system, failing below a LocalTier, at points finer than a tier's.
 
-    Points, each reached before the call: ``open_write_new writev fsync fsync_folder link unlink mkdir open_read preadv
-    pwrite``; and after it: ``writev:after fsync:after fsync_folder:after link:after unlink:after``. Names are paths.
+    Points, each reached before the call: ``open_write_new open_read open_lock writev pwrite preadv fsync fsync_folder
+    link unlink mkdir``; and after it: ``writev:after fsync:after fsync_folder:after link:after unlink:after``.
+    Names are paths.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -258,6 +259,13 @@ class FaultyOps(PosixOps):
         """Open a file for reading."""
         self.gate("open_read", path)
         fd = super().open_read(path)
+        self._paths[fd] = path
+        return fd
+
+    def open_lock(self, path: str) -> int:
+        """Open a file for reading and writing."""
+        self.gate("open_lock", path)
+        fd = super().open_lock(path)
         self._paths[fd] = path
         return fd
 
