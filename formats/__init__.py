@@ -2,10 +2,8 @@
 
 Imported as ``deltastore.formats`` (``deltastore/formats`` is a link to this folder), never as ``formats``.
 
->>> import torch, deltastore.formats
->>> size = deltastore.formats.save({"model": {"weight": torch.ones(2)}}, "weights.pt")
->>> deltastore.formats.load("weights.pt")["model"]["weight"]
-tensor([1., 1.])
+    deltastore.formats.save(store.at(1200)["model"], "model.pt")
+    state = deltastore.formats.load("model.pt")
 
 A converter is a module with ``load(path) -> state`` and ``save(state, path) -> bytes written``, and one line in
 :data:`FORMATS`. It is imported when a file of its format is first read or written, so that nobody needs the packages of

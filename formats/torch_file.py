@@ -21,6 +21,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 
 from deltastore.errors import Backend, Corruption, DeltaStoreError, InvalidInput, NotFound
@@ -37,6 +38,8 @@ _PLAIN = frozenset(
     }
 )
 """Types that ``weights_only`` loads; others are named in the refusal."""
+_TORCH_DTYPES = frozenset(map(np.dtype, "? b h i q B H I Q e f d F D".split()))
+"""Dtypes of numpy that torch has, in the byte order of the machine."""
 
 
 def load(path: str) -> Any:
@@ -129,8 +132,8 @@ def _explain(path: str, reason: str, is_zip: bool) -> DeltaStoreError:
             refused = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)) or refused
     names = ", ".join(map(repr, refused))
     return InvalidInput(
-        f"{path} asks for code beyond tensors and plain values: {names}. Nothing was run. If you trust its writer, allow "
-        "these with torch.serialization.add_safe_globals([...]) before the call, or load the file yourself with "
+        f"{path} asks for code beyond tensors and plain values: {names}. Nothing was run. If you trust its writer, "
+        "allow these with torch.serialization.add_safe_globals([...]) before the call, or load the file yourself with "
         "torch.load(weights_only=False) and save its tensors again",
         path=path,
         refused=refused,
@@ -150,6 +153,7 @@ def save(state: Any, path: str) -> int:
 
     Tied tensors stay tied. A view is written without the rest of the storage that it looks at, unless the views of a
     storage together are as large as the storage. Tensors are written as ``state_dict()`` gives them: without autograd.
+    Numpy arrays and numbers become tensors of the same bits, for ``weights_only`` loads no others.
 
     Raises
     ------
@@ -191,8 +195,8 @@ def _require_loadable(file: BinaryIO, path: str, walk: _Walk) -> None:
     if refused:
         names = ", ".join(map(repr, refused))
         raise InvalidInput(
-            f"{path}: torch.load(weights_only=True) would refuse {names}{walk.suspects()}. Save a part of the state, or "
-            "convert these values to tensors, numbers, strings, lists and dicts",
+            f"{path}: torch.load(weights_only=True) would refuse {names}{walk.suspects()}. Save a part of the state, "
+            "or convert these values to tensors, numbers, strings, lists and dicts",
             path=path,
             refused=refused,
         )
@@ -208,7 +212,7 @@ class _Walk:
 
     def visit(self, value: Any, path: Path) -> None:
         """Note every tensor and every value of an unusual type."""
-        if type(value) not in _PLAIN:
+        if type(value) not in _PLAIN and not _is_numpy(value):
             self._odd.append(f"{type(value).__module__}.{type(value).__qualname__} at {show_path(path)}")
         if isinstance(value, torch.Tensor):
             if value.is_meta:
@@ -232,6 +236,8 @@ class _Walk:
         """Return the state with detached tensors whose storages hold nothing else; containers are copied if needed."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value) if _is_plain(value) else value
+        if _is_numpy(value):
+            return torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
         if isinstance(value, dict):
             items = {key: self.compact(item) for key, item in value.items()}
             if all(items[key] is item for key, item in value.items()):
@@ -261,6 +267,11 @@ class _Walk:
 
 def _is_plain(value: torch.Tensor) -> bool:
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_nested
+
+
+def _is_numpy(value: Any) -> bool:
+    is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
+    return is_numpy and value.dtype.newbyteorder("=") in _TORCH_DTYPES
 
 
 def _view(value: torch.Tensor) -> Hashable:

@@ -1,8 +1,8 @@
 """The demo's reader, in a process of its own: nothing is in memory, everything comes from files.
 
-``python -m deltastore.cli._demo_check --store URL --step 10 --reference FULL.pt --export OUT.pt`` reads one tensor of an
-old step lazily, exports the step as a standard state_dict, loads that with torch alone, and compares both with the full
-checkpoint of an uninterrupted run. The result is one JSON object on stdout.
+``python -m deltastore.cli._demo_check --store URL --step 10 --reference FULL.pt --export OUT.pt`` reads one tensor of
+an old step lazily, exports the step as a standard state_dict, loads that with torch alone, and compares both with the
+full checkpoint of an uninterrupted run. The result is one JSON object on stdout.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+import deltastore
 from deltastore import formats
-from deltastore.store import open
 
 TENSOR = ("model", "wte.weight")
 
@@ -29,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     expected = torch.load(options.reference, weights_only=True)
     begin = time.perf_counter()
-    with open(options.store, "r") as store:
+    with deltastore.open(options.store, "r") as store:
         opened = time.perf_counter()
         state = store.at(options.step)
         lazy = state[TENSOR]

@@ -9,9 +9,17 @@ import typer
 from typer.core import TyperGroup
 
 import deltastore
-from deltastore.cli import demo, export, get, log, ls, prune, show, tag, verify
 from deltastore.cli.arguments import Mode
+from deltastore.cli.demo import demo
+from deltastore.cli.export import export
+from deltastore.cli.get import get
+from deltastore.cli.log import log
+from deltastore.cli.ls import ls
 from deltastore.cli.output import logging_to_stderr, print_error
+from deltastore.cli.prune import prune
+from deltastore.cli.show import show
+from deltastore.cli.tag import tag
+from deltastore.cli.verify import verify
 from deltastore.errors import DeltaStoreError
 
 HELP = """Every training step a durable, addressable version: look at a store, read from it, check it.
@@ -81,7 +89,7 @@ def _root(
     """Take the options that stand before the verb."""
 
 
-for _verb in (demo.demo, log.log, show.show, ls.ls, get.get, export.export, verify.verify, tag.tag, prune.prune):
+for _verb in (demo, log, show, ls, get, export, verify, tag, prune):
     app.command(help=sys.modules[_verb.__module__].HELP)(_verb)
 
 

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+import deltastore
 from deltastore.errors import AlreadyExists, NotFound
 from deltastore.reader import State
-from deltastore.store import Store, open
+from deltastore.store import Store
 
 
 @dataclass
@@ -37,13 +38,13 @@ ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite a fi
 
 def open_to_read(url: str) -> Store:
     """Return an existing store that nothing is written to."""
-    return open(url, "r")
+    return deltastore.open(url, "r")
 
 
 def open_to_write(url: str) -> Store:
     """Return an existing store for a change; commands never make one by a mistyped name."""
     open_to_read(url).close()
-    return open(url)
+    return deltastore.open(url)
 
 
 def state_at(store: Store, ref: str) -> State:

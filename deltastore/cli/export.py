@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from deltastore import formats
-from deltastore.cli.arguments import ForceOption, JsonOption, RefArgument, UrlArgument, open_to_read, require_absent, state_at
+from deltastore.cli.arguments import (
+    ForceOption,
+    JsonOption,
+    RefArgument,
+    UrlArgument,
+    open_to_read,
+    require_absent,
+    state_at,
+)
 from deltastore.cli.leaf_paths import PATH_HELP, parse_path
 from deltastore.cli.output import commit_json, print_json, say, size
 
@@ -27,7 +35,9 @@ def export(
     ref: RefArgument,
     out: Annotated[str, typer.Argument(metavar="OUT", help="The file; its extension names the format.")],
     part: Annotated[str | None, typer.Option("--part", "-p", metavar="PATH", help=PATH_HELP)] = None,
-    format_name: Annotated[str, typer.Option("--format", metavar="NAME", help="The format, whatever the extension.")] = "auto",
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="The format, if not by extension.")
+    ] = "auto",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

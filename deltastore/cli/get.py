@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
+import os
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from deltastore import formats
-from deltastore.cli.arguments import ForceOption, JsonOption, RefArgument, UrlArgument, open_to_read, require_absent, state_at
-from deltastore.cli.leaf_paths import PATH_HELP, parse_path
+from deltastore.cli.arguments import (
+    ForceOption,
+    JsonOption,
+    RefArgument,
+    UrlArgument,
+    open_to_read,
+    require_absent,
+    state_at,
+)
+from deltastore.cli.leaf_paths import PATH_HELP, parse_path, path_text
 from deltastore.cli.output import commit_json, print_json, say, size
 from deltastore.document import leaves
 from deltastore.errors import InvalidInput
@@ -50,39 +59,51 @@ def get(
 ) -> None:
     """Read one leaf."""
     if output is not None:
+        require_known(output)
         require_absent(output, force=force)
     with open_to_read(url) as store:
         state = state_at(store, ref)
         keys = parse_path(state, path)
-        leaf = state[keys]
-        if isinstance(leaf, State):
+        found = state[keys]
+        if isinstance(found, State):
             raise InvalidInput(
-                f"{show_path(keys)} is not a leaf, {len(leaf)} are below it: `ls` lists them, `export --part` writes them"
+                f"{show_path(keys)} is no leaf, {len(found)} are below it: `ls` lists them, `export --part` writes them"
             )
-        value = read(leaf, part) if isinstance(leaf, LazyTensor) else leaf
-        node = None if isinstance(leaf, LazyTensor) else dict(leaves(state.document))[keys].node
-    about: dict[str, Any] = {"store": store.url, "commit": commit_json(state.commit), "path": list(keys)}
-    if not isinstance(leaf, LazyTensor):
-        if part is not None or output is not None:
-            raise InvalidInput(f"{show_path(keys)} is a plain value: --slice and -o are for tensors")
-        if as_json:
-            print_json({**about, "kind": "plain", "value": node})
-        else:
-            say(repr(value))
-        return
-    dtype = str(value.dtype).removeprefix("torch.")
-    about |= {"kind": "tensor", "dtype": dtype, "shape": list(value.shape), "slice": part}
+        leaf = dict(leaves(state.document))[keys]
+        about = {"store": store.url, "commit": commit_json(state.commit), "path": list(keys), "kind": leaf.kind}
+        value = read(found, part) if isinstance(found, LazyTensor) else found
+    if isinstance(found, LazyTensor):
+        _answer_tensor(value, {**about, "slice": part}, output, as_json=as_json)
+    elif part is not None or output is not None:
+        raise InvalidInput(f"{show_path(keys)} is a plain value: --slice and -o are for tensors")
+    elif as_json:
+        print_json({**about, "value": leaf.node})
+    else:
+        say(repr(value))
+
+
+def _answer_tensor(value: torch.Tensor, about: dict[str, Any], output: str | None, *, as_json: bool) -> None:
+    dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
+    document = {**about, "dtype": dtype, "shape": shape}
     if output is not None:
         written = write(value, output)
         if as_json:
-            print_json({**about, "file": output, "bytes": written})
+            print_json({**document, "file": output, "bytes": written})
         else:
-            say(f"wrote {output}: {dtype} {list(value.shape)}, {size(written)}")
+            say(f"wrote {output}: {dtype} {shape}, {size(written)}")
     elif as_json:
-        print_json({**about, "values": values(value)})
+        print_json({**document, "values": values(value)})
     else:
-        say(f"{show_path(keys)}  {dtype} {list(value.shape)}  step {state.commit.step}")
+        say(f"{path_text(tuple(about['path']))}  {dtype} {shape}  step {about['commit']['step']}")
         typer.echo(str(value))
+
+
+def require_known(path: str) -> None:
+    """Raise InvalidInput unless the extension of a file for a tensor says how to write it."""
+    suffix = os.path.splitext(path)[1].lower()
+    torch_suffixes = next(entry.suffixes for entry in formats.FORMATS if entry.name == "torch")
+    if suffix != ".npy" and suffix not in torch_suffixes:
+        raise InvalidInput(f"-o {path}: the extension is none of .npy {' '.join(torch_suffixes)}")
 
 
 def read(leaf: LazyTensor, part: str | None) -> torch.Tensor:
@@ -105,7 +126,7 @@ def parse_slice(text: str) -> Any:
         if entry.strip() == "...":
             index.append(Ellipsis)
         elif match is None or match[3] == "0" or (":" not in entry and not match[1]) or "-" in (match[1], match[2]):
-            raise InvalidInput(f"--slice {text}: {entry.strip()!r} is no index; write 3, 0:10, 0:10:2 or ..., with commas")
+            raise InvalidInput(f"--slice {text}: {entry.strip()!r} is no index; write 3, 0:10, 0:10:2 or ...")
         elif ":" not in entry:
             index.append(int(match[1]))
         else:
@@ -122,9 +143,11 @@ def write(value: torch.Tensor, path: str) -> int:
     try:
         array = value.numpy()
     except TypeError:
-        raise InvalidInput(f"numpy has no {str(value.dtype).removeprefix('torch.')}: write a .pt file instead") from None
+        raise InvalidInput(
+            f"numpy has no {str(value.dtype).removeprefix('torch.')}: write a .pt file instead"
+        ) from None
     with atomic_file(path) as file:
-        importlib.import_module("numpy").save(file, array, allow_pickle=False)
+        np.save(file, array, allow_pickle=False)
         return file.tell()
 
 
@@ -133,7 +156,6 @@ def values(value: torch.Tensor) -> Any:
     if value.numel() > MOST_VALUES:
         raise InvalidInput(f"{value.numel()} values are too many for a JSON document: use --slice or -o")
     if value.is_complex():
-        value = value.cfloat() if value.itemsize < 8 else value
         return _pairs(value.tolist())
     if value.is_floating_point() and value.itemsize < 4:
         value = value.float()

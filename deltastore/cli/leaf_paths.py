@@ -9,10 +9,9 @@ from typing import Any
 from deltastore.document import subtree
 from deltastore.errors import InvalidInput
 from deltastore.reader import State
-from deltastore.types import Key, Path
+from deltastore.types import Key, Path, show_path
 
-_BRACKETS = re.compile(r"\[(-?\d+)\]")
-_DIGITS = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"\[(-?[0-9]{1,40})\]|(-?[0-9]{1,40})")
 _MISSING = object()
 
 PATH_HELP = (
@@ -24,8 +23,8 @@ PATH_HELP = (
 def parse_path(state: State, text: str) -> Path:
     """Return the path that a text means in a state.
 
-    A JSON list is taken as it is. Otherwise the text is split at its slashes; what looks like an integer is a string
-    key where the state has that key, else an integer. A text that is one key as a whole wins.
+    A JSON list is taken as it is. A text that is one key as a whole comes next. Otherwise it is split at its slashes:
+    digits are a string key where the state has that key, else an integer; digits in brackets the other way round.
     """
     listed = _json_path(text)
     if listed is not None:
@@ -35,10 +34,16 @@ def parse_path(state: State, text: str) -> Path:
         return (text,)
     path: Path = ()
     for part in text.strip("/").split("/"):
-        integer = _integer(part)
-        is_number = integer is not None and not _has(document, (*path, part))
-        path = (*path, integer if is_number and integer is not None else part)
+        path = (*path, _key(document, path, part))
     return path
+
+
+def path_text(path: Path) -> str:
+    """Return a path as :func:`parse_path` reads it back."""
+    names = [key for key in path if isinstance(key, str)]
+    if any(not name or "/" in name or name.startswith("[") for name in names):
+        return json.dumps(list(path), ensure_ascii=False)
+    return show_path(path)
 
 
 def _json_path(text: str) -> Path | None:
@@ -46,19 +51,23 @@ def _json_path(text: str) -> Path | None:
         return None
     try:
         keys = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # a key may begin with a bracket
     if not isinstance(keys, list) or not keys or not all(type(key) in (str, int) for key in keys):
-        raise InvalidInput(f"{text}: a path as JSON is a list of strings and integers, such as [\"model\", 0]")
+        raise InvalidInput(f'{text}: a path as JSON is a list of strings and integers, such as ["model", 0]')
     return tuple(keys)
 
 
-def _integer(part: str) -> int | None:
-    match = _BRACKETS.fullmatch(part)
-    if match is not None:
-        return int(match[1])
-    return int(part) if _DIGITS.fullmatch(part) else None
+def _key(document: Any, path: Path, part: str) -> Key:
+    match = _INTEGER.fullmatch(part)
+    if match is None:
+        return part
+    integer = int(match[1] or match[2])
+    first, second = (integer, part) if match[1] else (part, integer)
+    if _has(document, (*path, first)):
+        return first
+    return second if _has(document, (*path, second)) else integer
 
 
-def _has(document: Any, path: tuple[Key, ...]) -> bool:
+def _has(document: Any, path: Path) -> bool:
     return subtree(document, path, _MISSING) is not _MISSING

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from deltastore.cli.leaf_paths import path_text
 from deltastore.cli.output import shorten, size
 from deltastore.document import leaves, plain_value
 from deltastore.errors import DeltaStoreError
@@ -54,18 +55,20 @@ class Row:
             return f"{self.run} values"
         if self.kind == "plain":
             return value_text(self.node)
-        return f"tied to {'/'.join(map(str, self.tied_to))}" if self.tied_to is not None else self.role
+        return f"tied to {path_text(self.tied_to)}" if self.tied_to is not None else self.role
 
 
 def layout_of(state: State) -> Layout:
     """Return where the tensors of a state lie."""
-    return state._layout
+    return state.layout
 
 
 def rows(state: State, prefix: Path = ()) -> Iterator[Row]:
     """Yield the rows of all leaves of a state that stands at `prefix`."""
     layout = layout_of(state)
-    owners = {tensor.path: tensor if tensor.alias is None else layout.tensors[tensor.alias] for tensor in layout.tensors}
+    owners = {
+        tensor.path: tensor if tensor.alias is None else layout.tensors[tensor.alias] for tensor in layout.tensors
+    }
     for path, leaf in leaves(state.document):
         whole = prefix + path
         if leaf.kind == "plain":

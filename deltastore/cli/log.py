@@ -36,6 +36,11 @@ Examples:
   deltastore log runs/gpt2 --json | jq '.commits[] | [.step, .metrics.loss]'
 """
 
+_COLUMNS = (
+    *("id", ("step", "right"), ("epoch", "right"), "kind", ("bytes", "right")),
+    *("exact", "created", "tags", "metrics"),
+)
+
 
 def log(
     url: UrlArgument,
@@ -58,8 +63,7 @@ def log(
     if not commits:
         say("no commits yet")
         return
-    columns = ["id", ("step", "right"), ("epoch", "right"), "kind", ("bytes", "right"), "exact", "created", "tags", "metrics"]
-    print_table(columns, (_cells(commit) for commit in shown))
+    print_table(_COLUMNS, (_cells(commit) for commit in shown))
     if summary is not None:
         say("")
         print_table(["", ""], _summary_lines(summary))

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from deltastore.cli.arguments import JsonOption, RefArgument, UrlArgument, open_to_read, state_at
-from deltastore.cli.leaf_paths import PATH_HELP, parse_path
+from deltastore.cli.leaf_paths import PATH_HELP, parse_path, path_text
 from deltastore.cli.leaf_rows import Row, collapse, rows
 from deltastore.cli.output import commit_json, print_json, print_table, size
 from deltastore.reader import State
-from deltastore.types import Path, show_path
+from deltastore.types import Path
 
 HELP = """List tensors and plain values of a commit, all or those below PREFIX. No tensor is read.
 
@@ -40,7 +40,7 @@ def ls(
         leaves = [row.json() for row in found]
         print_json({"store": place, "commit": commit_json(state.commit), "prefix": list(path), "leaves": leaves})
         return
-    columns = ["path", "dtype", "shape", ("bytes", "right"), ""]
+    columns = ("path", "dtype", "shape", ("bytes", "right"), "")
     print_table(columns, (_cells(row) for row in (found if everything else collapse(found))))
 
 
@@ -53,5 +53,5 @@ def rows_below(state: State, path: Path) -> list[Row]:
 
 def _cells(row: Row) -> list[object]:
     if row.kind == "plain":
-        return [show_path(row.path), "", "", "", row.about()]
-    return [show_path(row.path), row.dtype, str(list(row.shape)), size(row.bytes), row.about()]
+        return [path_text(row.path), "", "", "", row.about()]
+    return [path_text(row.path), row.dtype, str(list(row.shape)), size(row.bytes), row.about()]

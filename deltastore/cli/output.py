@@ -11,9 +11,9 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 import typer
 from rich.console import Console
@@ -24,8 +24,8 @@ from rich.text import Text
 from deltastore.errors import DeltaStoreError
 from deltastore.handle import Commit
 
-_PIPE_WIDTH = 1000
-"""Columns of a table that is not printed on a terminal: nothing is folded or cut."""
+_MOST_FOLDED_ROWS = 200
+"""Longer tables are not folded to the width of the terminal: that takes a millisecond for each row."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -51,7 +51,7 @@ def cell(value: object, style: str = "") -> Text:
 def console(*, stderr: bool = False) -> Console:
     """Return the console of the moment: tests and pipes change the streams."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, emoji=False)
+    return Console(file=stream, highlight=False, emoji=False)
 
 
 def say(text: str, style: str = "") -> None:
@@ -59,16 +59,33 @@ def say(text: str, style: str = "") -> None:
     console().print(Text(clean(text), style), soft_wrap=True)
 
 
-def print_table(columns: Iterable[str | tuple[str, str]], rows: Iterable[Iterable[object]], title: str = "") -> None:
-    """Print rows under columns; a column is a name, or a name and "right"."""
+def print_table(columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under columns; a column is a name, or a name and "right". Without any name there is no head."""
+    names = [column if isinstance(column, str) else column[0] for column in columns]
+    right = [not isinstance(column, str) and column[1] == "right" for column in columns]
+    cells = [[value if isinstance(value, Text) else cell(value) for value in row] for row in rows]
     out = console()
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        name, side = (column, "left") if isinstance(column, str) else column
-        table.add_column(name, justify="right" if side == "right" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(value if isinstance(value, Text) else cell(value) for value in row))
+    if not out.is_terminal or len(cells) > _MOST_FOLDED_ROWS:
+        heads = [[cell(name) for name in names]] if any(names) else []
+        typer.echo("\n".join(_aligned(heads + cells, right)))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(names))
+    for name, is_right in zip(names, right, strict=True):
+        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
+    for line in cells:
+        table.add_row(*line)
     out.print(table)
+
+
+def _aligned(cells: list[list[Text]], right: list[bool]) -> Iterator[str]:
+    """Yield lines of plain text, a hundred times faster than a table that folds."""
+    widths = [max((text.cell_len for text in column), default=0) for column in zip(*cells, strict=True)]
+    for line in cells:
+        padded = []
+        for text, width, is_right in zip(line, widths, right, strict=True):
+            blanks = " " * (width - text.cell_len)
+            padded.append(blanks + text.plain if is_right else text.plain + blanks)
+        yield "  ".join(padded).rstrip()
 
 
 def print_json(document: Any) -> None:
@@ -118,21 +135,40 @@ def logging_to_stderr() -> Iterator[None]:
         log.removeHandler(handler)
 
 
-@contextlib.contextmanager
-def progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows (done, total) on stderr, where that is a terminal."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    task = bar.add_task(text, total=None)
-    with bar:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+class Bar:
+    """A progress bar on stderr, where that is a terminal; lines for people can be printed above it."""
+
+    def __init__(self, text: str) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+            redirect_stdout=False,  # it would send what belongs into a file to the terminal
+        )
+        self._task = self._progress.add_task(text, total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, done: int, total: int, text: str | None = None) -> None:
+        """Show how far it is, and what is done now."""
+        self._progress.update(self._task, completed=done, total=total, description=text)
+
+    def say(self, text: str) -> None:
+        """Print a line for people on stdout."""
+        if self._progress.disable or not sys.stdout.isatty():
+            say(text)
+        else:
+            # Both are the same terminal: only the bar's own console knows where its line is.
+            self._progress.console.print(Text(clean(text)), soft_wrap=True)
 
 
 def size(count: float) -> str:

@@ -24,7 +24,7 @@ Examples:
 def prune(
     url: UrlArgument,
     keep_last: Annotated[int | None, typer.Option("--keep-last", min=1, help="Keep so many; 1 by default.")] = None,
-    keep_every: Annotated[int | None, typer.Option("--keep-every", min=1, help="Keep steps that are multiples.")] = None,
+    keep_every: Annotated[int | None, typer.Option("--keep-every", min=1, help="Keep its multiples.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Delete; without it nothing is changed.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -29,6 +29,11 @@ class Part:
     bytes: int = 0
     dtypes: set[str] = field(default_factory=set)
 
+    @property
+    def names(self) -> list[str]:
+        """The dtypes in order."""
+        return sorted(self.dtypes)
+
     def add(self, row: Row) -> None:
         """Count a leaf; bytes that two paths share are counted once."""
         if row.kind == "plain":
@@ -51,15 +56,21 @@ def show(url: UrlArgument, ref: RefArgument = "latest", as_json: JsonOption = Fa
     needed = {"commits": len(chain), "bytes": sum(member.bytes for member in chain), "base_step": chain[0].step}
     if as_json:
         listed = [
-            {"key": key, "tensors": part.tensors, "plain": part.plain, "bytes": part.bytes, "dtypes": sorted(part.dtypes)}
+            {
+                "key": key,
+                "tensors": part.tensors,
+                "plain": part.plain,
+                "bytes": part.bytes,
+                "dtypes": part.names,
+            }
             for key, part in parts.items()
         ]
         print_json({"store": place, "commit": commit_json(commit), "chain": needed, "parts": listed})
         return
     print_table(["", ""], _about(commit, needed))
     say("")
-    columns = ["part", ("tensors", "right"), ("plain values", "right"), ("bytes", "right"), "dtypes"]
-    print_table(columns, ([k, p.tensors, p.plain, size(p.bytes), " ".join(sorted(p.dtypes))] for k, p in parts.items()))
+    columns = ("part", ("tensors", "right"), ("plain values", "right"), ("bytes", "right"), "dtypes")
+    print_table(columns, ([k, p.tensors, p.plain, size(p.bytes), " ".join(p.names)] for k, p in parts.items()))
 
 
 def parts_of(found: Iterable[Row]) -> dict[str | int, Part]:

@@ -1,4 +1,4 @@
-"""``deltastore verify``: is everything there, and is it what was written?"""
+"""``deltastore verify``: whether everything is there, and is what was written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from deltastore.cli.arguments import JsonOption, UrlArgument, open_to_read
-from deltastore.cli.output import cell, clean, print_json, print_table, progress, say
+from deltastore.cli.output import Bar, cell, print_json, print_table, say
 from deltastore.errors import Corruption, UnsupportedFormat
 from deltastore.history.verify import VerifyReport
 
@@ -29,8 +29,8 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check a store."""
-    with open_to_read(url) as store, progress("verify") as show_progress:
-        report = store.verify(deep, progress=show_progress)
+    with open_to_read(url) as store, Bar("verify") as bar:
+        report = store.verify(deep, progress=bar.show)
         place = store.url
     newest = report.newest_intact
     if as_json:
@@ -60,7 +60,7 @@ def _print_report(report: VerifyReport) -> None:
     if report.ok:
         say(f"ok: {report.commits} commits in {report.packs} packs ({depth})", "green")
         return
-    rows = ([cell(f.kind, "red"), "-" if f.step is None else f.step, f.where, clean(f.message)] for f in report.findings)
+    rows = ([cell(f.kind, "red"), "-" if f.step is None else f.step, f.where, f.message] for f in report.findings)
     print_table(["finding", ("step", "right"), "where", "what"], rows)
     newest = report.newest_intact
     usable = "no commit is intact" if newest is None else f"newest intact: step {newest.step} ({newest.id[:12]})"

@@ -41,7 +41,7 @@ def test_a_named_format_needs_no_extension(tmp_path: Path) -> None:
         lambda path: formats.save({}, path, format="pickle"),
         lambda path: formats.load(path, format="pickle"),
         lambda path: formats.save({}, path),
-        lambda path: formats.load(path),
+        formats.load,
     ],
     ids=["save by name", "load by name", "save by extension", "load by content"],
 )

@@ -159,7 +159,7 @@ def test_views_that_cover_their_storage_share_it(tmp_path: Path) -> None:
 
 def test_containers_keep_their_types_when_a_view_in_them_is_copied(tmp_path: Path) -> None:
     small = torch.arange(10)[:2]
-    state = collections.OrderedDict(a=[small, (small, {"b": small})], n=collections.Counter(x=2))
+    state: dict[str, Any] = collections.OrderedDict(a=[small, (small, {"b": small})], n=collections.Counter(x=2))
     formats.save(state, tmp_path / "c.pt")
     assert same(formats.load(tmp_path / "c.pt"), state)
     assert state["a"][0] is small
@@ -224,7 +224,7 @@ def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [np.ones(2), np.float32(1), collections.deque([1]), frozenset([1]), range(3), b"", 2**3000],
+    [np.array(["a"]), np.datetime64(1, "s"), collections.deque([1]), frozenset([1]), range(3), b"", 2**3000],
     ids=lambda value: type(value).__name__,
 )
 def test_what_load_would_refuse_is_not_written(tmp_path: Path, value: Any) -> None:
@@ -235,6 +235,20 @@ def test_what_load_would_refuse_is_not_written(tmp_path: Path, value: Any) -> No
     assert type(value) in (int, bytes) or f"{type(value).__qualname__} at rng/[1]/numpy" in str(caught.value)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state.pt"]
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "<u2", ">u4", "<i8", "<f2", ">f4", "f8", "c8"])
+def test_numpy_becomes_tensors_of_the_same_bits(tmp_path: Path, dtype: str) -> None:
+    array = np.arange(12).astype(dtype).reshape(3, 4)[::-1, ::2]
+    array.flags.writeable = False
+    formats.save({"a": array, "s": array[1, 1], "rng": np.random.get_state()}, tmp_path / "n.pt")  # noqa: NPY002
+    loaded = formats.load(tmp_path / "n.pt")
+    for name, value in (("a", array), ("s", array[1, 1])):
+        native = np.asarray(value).astype(value.dtype.newbyteorder("="))
+        assert loaded[name].numpy().dtype == native.dtype
+        assert loaded[name].numpy().tobytes() == native.tobytes()
+        assert loaded[name].shape == native.shape
+    np.random.set_state(loaded["rng"])  # noqa: NPY002
 
 
 def test_values_that_have_no_bytes_are_refused_with_their_path(tmp_path: Path) -> None:
