@@ -238,7 +238,7 @@ class Checkpointer:
         return step % self._interval != 0 or (self._on_pressure == SKIP and self._store.busy())
 
     def _leave_out(self, step: int) -> Handle:
-        handle = Handle(step, None, (self._store._tier.name,), skipped=True)
+        handle = Handle(step, None, self._store.tier_names, skipped=True)
         self._pending.skipped(handle)
         self._meter.skipped += 1
         return handle
@@ -374,8 +374,7 @@ class Checkpointer:
         return None if layout is None else describe_layout(layout)
 
     def _layout(self) -> Layout | None:
-        recording = self._store._recording
-        return None if recording is None else recording._stager._layout
+        return self._store.layout
 
     def __repr__(self) -> str:
         return f"Checkpointer({self._store.url!r}, {', '.join(self._capture.objects)})"

@@ -113,6 +113,10 @@ class LazyTensor:
             for piece in self._entry.pieces
         )
 
+    def is_same_memory(self, other: LazyTensor) -> bool:
+        """Return whether two tensors of one commit are stored once, as tied weights are."""
+        return bool(self._entry.pieces) and self._entry.pieces == other._entry.pieces
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a tensor without dimensions has no length")
@@ -240,6 +244,11 @@ class State(Mapping[Path, Any]):
     def fidelity(self) -> Fidelity:
         """How near the commit is to the training state."""
         return Fidelity(self.commit.exact, self._layout)
+
+    @property
+    def layout(self) -> Layout:
+        """Which tensor of the whole commit lies where (spec 7)."""
+        return self._layout
 
     @property
     def document(self) -> Json:

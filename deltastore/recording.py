@@ -21,6 +21,7 @@ from deltastore.history.chain import Chain
 from deltastore.history.lineage import segments_of
 from deltastore.history.packs import Packs
 from deltastore.history.session import Session
+from deltastore.layout import Layout
 from deltastore.ondisk.index import PackIndex
 from deltastore.ondisk.names import new_commit_id
 from deltastore.types import Json
@@ -125,6 +126,11 @@ class Recording:
 
     def _kept(self, step: int) -> bool:
         return self._retention is not None and self._retention.keeps_step(step)
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the state that was taken last is laid out."""
+        return self._stager.layout
 
     @property
     def follows(self) -> str | None:

@@ -54,6 +54,11 @@ class Stager:
         self._seen: _Seen | None = None
         self._placed: tuple[Layout, dict[int, list[_Place]]] | None = None
 
+    @property
+    def layout(self) -> Layout | None:
+        """How the state before was laid out."""
+        return self._layout
+
     def flatten(self, state: Mapping[str, Any]) -> Flat:
         """Return document and tensors of a state; nothing is copied yet.
 

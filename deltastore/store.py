@@ -21,6 +21,7 @@ from deltastore.history.retention import PruneReport, delete_commits, plan_prune
 from deltastore.history.session import Session, read_format
 from deltastore.history.tags import read_tags, write_tag
 from deltastore.history.verify import Progress, VerifyReport, verify
+from deltastore.layout import Layout
 from deltastore.ondisk.limits import MAX_NUMBER
 from deltastore.ondisk.names import check_tag
 from deltastore.reader import State
@@ -87,6 +88,16 @@ class Store:
             self._recording.set_restore_cost(restore_cost)
 
     # ---------------------------------------------------------------- reading
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """The tiers that `wait` and `durable` know."""
+        return (self._tier.name,)
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the state that was committed last is laid out; None before the first commit."""
+        return None if self._recording is None else self._recording.layout
 
     @property
     def url(self) -> str:

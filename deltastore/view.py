@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 
 from deltastore.document import plain_value
-from deltastore.errors import Corruption, NotFound
+from deltastore.errors import Corruption, DeltaStoreError, NotFound
 from deltastore.handle import Commit
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog
 from deltastore.history.chain import Chain, open_chain
@@ -17,6 +17,7 @@ from deltastore.history.tags import read_tags
 from deltastore.reader import State
 from deltastore.sources import GuardedSource, PackSource, PartitionSource
 from deltastore.tiers.base import Tier
+from deltastore.types import Json
 
 log = logging.getLogger("deltastore")
 
@@ -147,5 +148,13 @@ def _commit_of(entry: CatalogEntry, tags: Mapping[str, list[str]]) -> Commit:
         exact=entry.exact,
         created=entry.created,
         tags=tuple(tags.get(entry.id, ())),
-        metrics={name: plain_value(node, None) for name, node in entry.metrics.items()},
+        metrics={name: _metric(node) for name, node in entry.metrics.items()},
     )
+
+
+def _metric(node: Json) -> Json:
+    """Return a metric; one that this version cannot decode is shown as it stands, for a list must not fail for it."""
+    try:
+        return plain_value(node, None)
+    except DeltaStoreError:
+        return str(node)

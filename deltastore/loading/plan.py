@@ -126,7 +126,7 @@ def value_at(state: State, path: Path) -> Any:
 def same_bytes(state: State, path: Path, other: Path) -> bool:
     """Return whether two tensors of the commit are one (tied), or at least equal."""
     one, two = state[path], state[other]
-    if one._entry.pieces and one._entry.pieces == two._entry.pieces:
+    if one.is_same_memory(two):
         return True
     if (one.dtype, one.shape) != (two.dtype, two.shape):
         return False
