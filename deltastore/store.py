@@ -15,7 +15,7 @@ from deltastore.errors import AlreadyExists, Corruption, DeltaStoreError, Invali
 from deltastore.handle import Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
-from deltastore.history.lineage import newest, resolve
+from deltastore.history.lineage import needs_tags, newest, resolve
 from deltastore.history.packs import Packs
 from deltastore.history.retention import PruneReport, delete_commits, plan_prune
 from deltastore.history.session import Session, read_format
@@ -233,8 +233,13 @@ class Store:
             if self._recording is None:
                 session = Session(self._tier, self._session_id)
                 session.claim()
-                self._start(session, None)
-            assert self._recording is not None  # noqa: S101
+                try:
+                    self._view.packs.store = session.store
+                    self.refresh()
+                    self._recording = self._make_recording(session, newest(self._view.catalog), None)
+                except BaseException:
+                    session.close()
+                    raise
             return self._recording
 
     def _require_writable(self) -> None:
@@ -243,16 +248,15 @@ class Store:
         if self._closed:
             raise InvalidInput(f"{self.url} is closed")
 
-    def _start(self, session: Session, resumed: tuple[CatalogEntry, Chain, Any] | None) -> None:
-        self._view.packs.store = session.store
-        self.refresh()
-        parent = newest(self._view.catalog) if resumed is None else resumed[0]
-        self._recording = Recording(
+    def _make_recording(
+        self, session: Session, parent: CatalogEntry | None, resumed: tuple[Chain, dict[int, Any]] | None
+    ) -> Recording:
+        return Recording(
             self._view.packs,
             session,
             self._view.catalog,
             parent,
-            None if resumed is None else resumed[1:],
+            resumed,
             options=self._options,
             restore_cost=self._restore_cost,
             retention=self._retention,
@@ -284,28 +288,46 @@ class Store:
             recording = self._recording
         if recording is not None:
             recording.flush()
+            self.refresh()
+            self._view.resolve(ref)  # a reference that means nothing leaves everything as it is
             recording.stop()
         with self._view.lock:
-            if recording is None:
-                session = Session(self._tier, self._session_id)
-                session.claim()
-            else:
-                session = recording.session
-                self._recording = None
-                session.next_epoch()
+            session = self._claim_anew(recording)
             try:
                 self._view.packs.store = session.store
                 self.refresh()
                 entry, chain, buffers = self._read_newest_intact(ref)
-                self._start(session, (entry, chain, buffers))
+                self._recording = self._make_recording(session, entry, (chain, buffers))
             except BaseException:
-                if self._recording is None:
-                    self._start(session, None)
+                self._go_on_from(session, None if recording is None else recording.follows)
                 raise
             return self._view.state(chain, BufferSource(buffers), entry)
 
+    def _claim_anew(self, recording: Recording | None) -> Session:
+        """Return a claimed session in a new epoch: that of the recording, or a new one."""
+        if recording is None:
+            session = Session(self._tier, self._session_id)
+            session.claim()
+            return session
+        self._recording = None
+        try:
+            recording.session.next_epoch()
+        except BaseException:
+            recording.session.close()  # the next call claims the store anew
+            raise
+        return recording.session
+
+    def _go_on_from(self, session: Session, commit: str | None) -> None:
+        """After a failed restore: let the next commit follow the one that it would have followed."""
+        try:
+            known = self._view.catalog.by_id.get(commit) if commit is not None else None
+            self._recording = self._make_recording(session, known or newest(self._view.catalog), None)
+        except BaseException:
+            session.close()
+            raise
+
     def _read_newest_intact(self, ref: int | str) -> tuple[CatalogEntry, Chain, dict[int, Any]]:
-        entry = resolve(self._view.catalog, self._view.tags() if isinstance(ref, str) else {}, ref)
+        entry = resolve(self._view.catalog, self._view.tags() if needs_tags(ref) else {}, ref)
         while True:
             try:
                 chain = open_chain(self._view.packs, self._view.catalog, entry)
@@ -332,8 +354,11 @@ class Store:
 
     def _apply_retention(self, retention: Retention) -> None:
         try:
-            doomed = plan_prune(self._view.catalog, self._view.tags().values(), retention)
-            delete_commits(self._view.packs, self._view.catalog, doomed)
+            if plan_prune(self._view.catalog, self._view.tags().values(), retention):
+                # Another process may have tagged one of them since: look again before anything goes.
+                self._view.forget_tags()
+                doomed = plan_prune(self._view.catalog, self._view.tags().values(), retention)
+                delete_commits(self._view.packs, self._view.catalog, doomed)
         except DeltaStoreError as error:
             log.warning("retention did not delete anything this time: %s", error)
 
@@ -398,6 +423,15 @@ class Store:
             self._has_tagged = True
             write_tag(self._tier, name, commit, self._session_id, move=move)
             self._view.forget_tags()
+            self._check_tagged(name, commit)
+
+    def _check_tagged(self, name: str, commit: str | None) -> None:
+        """Raise NotFound if the run that writes the store deleted a commit while it was tagged."""
+        if commit is not None and self._recording is None:
+            self.refresh()
+            if commit not in self._view.catalog.by_id:
+                write_tag(self._tier, name, None, self._session_id, move=True)
+                raise NotFound(f"tag {name!r}: retention has just deleted commit {commit[:12]}", tag=name)
 
     def prune(self, keep_last: int = 1, keep_every: int | None = None, dry_run: bool = True) -> PruneReport:
         """Delete the commits that nothing kept needs; tagged ones are always kept.

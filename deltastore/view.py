@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Mapping
 
 from deltastore.document import plain_value
@@ -32,6 +34,7 @@ class View:
         self._pickle_trusted = pickle_trusted
         self._catalog: Catalog | None = None
         self._tags: dict[str, str] | None = None
+        _views.add(self)
 
     def refresh(self) -> None:
         """Look again at what the store holds: another process may have committed, tagged or pruned."""
@@ -63,7 +66,7 @@ class View:
         try:
             for tag, commit in sorted(self.tags().items()):
                 by_commit.setdefault(commit, []).append(tag)
-        except Corruption as error:
+        except DeltaStoreError as error:
             log.warning("tags cannot be listed: %s", error)
         return by_commit
 
@@ -135,6 +138,20 @@ class View:
     def forget_tags(self) -> None:
         """Read the tags again when they are needed next."""
         self._tags = None
+
+
+_views: weakref.WeakSet[View] = weakref.WeakSet()
+
+
+def _unlock_in_child() -> None:
+    # The writer's thread may have held a lock while the process forked, and does not live in the child.
+    for view in _views:
+        view.lock = threading.RLock()
+        view.packs.unlock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def _commit_of(entry: CatalogEntry, tags: Mapping[str, list[str]]) -> Commit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import logging
 import os
@@ -233,10 +234,14 @@ class Writer:
             return
         record, written, layer_bytes = self._publish(encoded)
         free = advance(self._chain, job.staged, record, written.entry.ref.digest, layer_bytes)
-        commit = self._acknowledge(written)
         if free is not None:
             self._pool.give(job.staged.layout, free)
-        job.handle._succeed(commit)
+        try:
+            job.handle._succeed(self._acknowledge(written))
+        except DeltaStoreError as error:
+            # The commit is safe, and so is the chain: only what was asked beside it (a tag) failed.
+            self._failure = Failure(error)
+            job.handle._fail(self._failure)
         self._release()
 
     def _settle_unchanged(self, job: Job) -> None:
@@ -255,13 +260,17 @@ class Writer:
         """Write the pack until it is acknowledged, a new file under a new name at each attempt."""
         started = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
+        unknown: OutcomeUnknown | None = None
         while True:
             try:
                 return self._attempt(encoded)
             except Backend as error:
+                unknown = error if isinstance(error, OutcomeUnknown) else unknown
                 late = time.monotonic() - started > self._options.give_up_seconds and not self._options.wait_for_space
                 if late or not (error.transient or error.errno in _PASSING or isinstance(error, OutcomeUnknown)):
-                    raise
+                    if unknown is None or unknown is error:
+                        raise
+                    raise unknown from error  # an earlier attempt may have landed: that is what must be told
                 log.warning("step %s: not written (%s), trying again", encoded.step, error)
             with self._state:
                 self._state.wait_for(lambda: self._stopping, pause)
@@ -293,7 +302,8 @@ class Writer:
         try:
             self._tier.publish(staged)  # C6, C7, C11
         except BaseException:
-            self._tier.discard(staged)
+            with contextlib.suppress(Backend):  # what went wrong before says more
+                self._tier.discard(staged)
             raise
         self._read_back(name, write)  # C8
         self._session.check_fence()  # C9

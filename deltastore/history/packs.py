@@ -94,6 +94,10 @@ class Packs:
             self._files.pop(name, None)
             self._tails.pop(name, None)
 
+    def unlock(self) -> None:
+        """Make the lock usable in a forked child, whatever the parent was doing."""
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         """Close all files."""
         with self._lock:

@@ -53,12 +53,9 @@ def plan_prune(catalog: Catalog, pinned: Iterable[str], retention: Retention) ->
 
 
 def delete_commits(packs: Packs, catalog: Catalog, doomed: list[CatalogEntry]) -> None:
-    """Delete the packs of commits: deltas first, then bases, the folder synced after each."""
-    for kind in ("delta", "base"):
-        names = dict.fromkeys(entry.pack for entry in doomed if entry.kind == kind)
-        for name in names:
-            packs.tier.delete(name)
-            packs.forget(name)
-            catalog.drop_pack(name)
-        if names:
-            packs.tier.sync(PACKS)
+    """Delete the packs of commits in the given order; each is gone for good before the next, its parent maybe, goes."""
+    for name in dict.fromkeys(entry.pack for entry in doomed):
+        packs.tier.delete(name)
+        packs.tier.sync(PACKS)
+        packs.forget(name)
+        catalog.drop_pack(name)

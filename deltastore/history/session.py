@@ -108,8 +108,6 @@ class Session:
             if removed:
                 log.info("removed what dead writers left under tmp/: %s", ", ".join(removed))
             self.next_epoch()
-            # What is seen from here on is what the next commit builds upon: make sure that it stays.
-            self.tier.sync(PACKS)
         except BaseException:
             self.close()
             raise
@@ -131,6 +129,8 @@ class Session:
             except AlreadyExists:
                 continue  # somebody else was faster: the loser takes the next number
             self.epoch = number
+            # What is seen from here on is what the next commit builds upon: make sure that it stays.
+            self.tier.sync(PACKS)
             return
 
     def check_fence(self) -> None:

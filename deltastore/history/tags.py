@@ -65,6 +65,10 @@ def write_tag(tier: Tier, tag: str, commit: str | None, session: str, *, move: b
     if present == commit:
         if commit is None:
             raise NotFound(f"tag {tag!r} does not exist", tag=tag)
+        # The entry may be that of a call whose outcome was unknown: only now it is sure to stay.
+        tier.sync(f"{TAGS}/{tag}")
+        tier.sync(TAGS)
+        tier.sync("")
         return
     if present is not None and commit is not None and not move:
         raise AlreadyExists(

@@ -8,7 +8,7 @@ import numpy as np
 
 from deltastore.layers.encoded import EncodedLayer, encode_layer
 from deltastore.layers.overlay import MAX_DENSITY, encode_overlay
-from deltastore.layers.xor import words
+from deltastore.layers.xor import encode_xor
 from deltastore.layout import Partition
 from deltastore.ondisk.codecs import BLOSC
 from deltastore.ondisk.records import FULL, OVERLAY, XOR
@@ -57,9 +57,7 @@ def _difference(partition: Partition, current: np.ndarray, rec: np.ndarray) -> n
     memory: np.ndarray | None = getattr(_scratch, "memory", None)
     if memory is None or memory.nbytes < current.nbytes:
         memory = _scratch.memory = np.empty(current.nbytes, np.uint8)
-    difference = words(memory[: current.nbytes], partition.dtype)
-    np.bitwise_xor(words(current, partition.dtype), words(rec, partition.dtype), out=difference)
-    return difference
+    return encode_xor(current, rec, partition.dtype, memory)
 
 
 def _changed_elements(difference: np.ndarray, elements: int) -> np.ndarray:

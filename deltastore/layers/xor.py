@@ -12,9 +12,10 @@ def words(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.view(word_dtype(dtype))
 
 
-def encode_xor(current: np.ndarray, predicted: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the xor layer's array."""
-    difference: np.ndarray = np.bitwise_xor(words(current, dtype), words(predicted, dtype))
+def encode_xor(current: np.ndarray, predicted: np.ndarray, dtype: str, out: np.ndarray) -> np.ndarray:
+    """Return the xor layer's array, in the memory of `out`: bytes, as many as the partition has or more."""
+    difference = words(out[: current.nbytes], dtype)
+    np.bitwise_xor(words(current, dtype), words(predicted, dtype), out=difference)
     return difference
 
 
