@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from deltastore.buffers import Hints
 from deltastore.config import EXACT_RESTORE_COST, Retention, WriterOptions
-from deltastore.errors import AlreadyExists, Corruption, DeltaStoreError, InvalidInput, NotFound, ReadOnly
+from deltastore.errors import AlreadyExists, Corruption, DeltaStoreError, InvalidInput, NotFound, ReadOnly, UnsupportedFormat
 from deltastore.handle import Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
@@ -328,6 +328,9 @@ class Store:
 
     def _read_newest_intact(self, ref: int | str) -> tuple[CatalogEntry, Chain, dict[int, Any]]:
         entry = resolve(self._view.catalog, self._view.tags() if needs_tags(ref) else {}, ref)
+        for error in self._view.catalog.damaged.values():
+            if ref == "latest" and isinstance(error, UnsupportedFormat):
+                raise error  # a newer deltastore went on from here: what is the latest only that one can tell
         while True:
             try:
                 chain = open_chain(self._view.packs, self._view.catalog, entry)

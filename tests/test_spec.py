@@ -198,6 +198,7 @@ LIMITS = {
     "dimensions of a tensor": limits.MAX_DIMENSIONS,
     "epoch, sequence, step, offset, length": limits.MAX_NUMBER,
     "nesting of a document": document.MAX_DEPTH,
+    "nesting of a record": 2 * document.MAX_DEPTH + 10,
     "elements of a part of `ints`": plain.PART_INTS,
     "fields of a `namedtuple`": plain.MAX_FIELDS,
     "tag": 100,

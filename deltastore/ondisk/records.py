@@ -89,7 +89,7 @@ class CommitRecord:
     @property
     def exact(self) -> bool:
         """Whether the reconstruction equals the training state bit for bit."""
-        return bool(self.fidelity.get("exact"))
+        return self.fidelity.get("exact") is True
 
     @property
     def requires(self) -> list[str]:

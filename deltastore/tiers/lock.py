@@ -148,9 +148,11 @@ class FileLock:
         with _guard:
             if self._fd is None:
                 return
-            # The record only tells a refused writer whom to ask; a lock that is gone needs none.
+            # The record only tells a refused writer whom to ask; a lock that is gone needs none. Where the record is
+            # the lock, it may be that of a successor by now.
             with contextlib.suppress(OSError):
-                self._ops.ftruncate(self._fd, 0)
+                if self.how != "record" or parse_owner(read_small(self._ops, self._path)) == self._owner:
+                    self._ops.ftruncate(self._fd, 0)
             self.forget()
 
     def forget(self) -> None:
