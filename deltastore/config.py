@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from deltastore.errors import InvalidInput
 
+
+def as_integer(value: Any, name: str) -> int:
+    """Return a Python, numpy or torch integer as an int.
+
+    Raises
+    ------
+    InvalidInput
+        A bool, a float, or no number at all.
+    """
+    if isinstance(value, bool):
+        raise InvalidInput(f"{name} is {value!r}, expected an integer")
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(f"{name} is {value!r}, expected an integer") from None
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise InvalidInput unless a timeout is None or a number of seconds."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
+        raise InvalidInput(f"timeout is {timeout!r}, expected seconds, or None to wait for ever")
+
+
 EXACT_RESTORE_COST = 8.0
 """How many times the bytes of a full load an exact commit may cost to read (design: bases)."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -38,9 +66,9 @@ class Policy:
     max_deviation: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.budget is not None and not 0 < self.budget <= 1:
+        if self.budget is not None and not (_is_number(self.budget) and 0 < self.budget <= 1):
             raise InvalidInput(f"budget is {self.budget!r}, expected a share of 0..1, or None for exact commits")
-        if self.restore_cost is not None and not self.restore_cost >= 1:
+        if self.restore_cost is not None and not (_is_number(self.restore_cost) and self.restore_cost >= 1):
             raise InvalidInput(f"restore_cost is {self.restore_cost!r}, expected 1 or more")
 
     @property
@@ -76,7 +104,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         for name, value in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
-            if value is not None and (type(value) is not int or value < 1):
+            if (value is not None or name == "keep_last") and (type(value) is not int or value < 1):
                 raise InvalidInput(f"{name} is {value!r}, expected an integer of 1 or more")
 
     def keeps_step(self, step: int) -> bool:
@@ -92,7 +120,11 @@ def parse_retention(value: Mapping[str, Any] | Retention | None) -> Retention | 
         raise InvalidInput(f"retention is {value!r}, expected a dict such as {{'keep_last': 10, 'keep_every': 100}}")
     unknown = set(value) - {"keep_last", "keep_every"}
     if unknown:
-        raise InvalidInput(f"retention has unknown members {sorted(unknown)}; known are keep_last and keep_every")
+        raise InvalidInput(
+            f"retention has unknown members {sorted(map(str, unknown))}; known are keep_last and keep_every"
+        )
+    if not value:
+        raise InvalidInput("retention is empty; None keeps everything, {'keep_last': n} the last n commits")
     return Retention(value.get("keep_last", 1), value.get("keep_every"))
 
 

@@ -24,6 +24,9 @@ from deltastore.parallel import run_ahead, run_all
 from deltastore.patch import diff
 from deltastore.types import Json
 
+LINK_BYTES = 512 << 10
+"""What one more commit of a chain costs to read beside its bytes: opening it takes as long as reading these."""
+
 
 @dataclass
 class ChainState:
@@ -39,11 +42,11 @@ class ChainState:
     layout: Layout | None = None
     document: Json = None
     full_bytes: int = 0
-    """Stored layer bytes of the chain's base: the cost of a full load."""
+    """Stored bytes of the chain's base: the cost of a full load."""
     chain_bytes: int = 0
-    """Stored layer bytes from the base to the parent: the cost of reading the parent."""
+    """Stored bytes from the base to the parent: the cost of reading the parent."""
     last_bytes: int = 0
-    """Stored layer bytes of the parent, the forecast for the next delta."""
+    """Stored bytes of the parent, the forecast for the next delta."""
     _encoded: tuple[Layout, bytes, str] | None = field(default=None, init=False, repr=False)
 
     def encoded_layout(self, layout: Layout) -> tuple[bytes, str]:
@@ -163,14 +166,15 @@ def encode_commit(
     kind = BASE if order.base or staged.fresh or chain.base_due(restore_cost) else DELTA
     if kind == DELTA:
         layers = _delta_layers(chain, staged, order.id, codec)
-        if all(isinstance(layer, FullLayer) for layer in layers) and len(layers) == len(staged.layout.partitions) > 0:
+        fulls = sum(isinstance(layer, FullLayer) or layer.record.kind == FULL for layer in layers)
+        if fulls == len(staged.layout.partitions) > 0:
             kind = BASE
     ops = diff(chain.document, staged.document) if kind == DELTA else []
     same_layout = staged.layout is chain.layout
     parent = chain.parent
     # The first commit of an epoch is written all the same: the line of history must lead to it.
     repeats = parent is not None and (parent.step, parent.epoch) == (order.step, epoch)
-    if kind == DELTA and repeats and same_layout and not layers and not ops:
+    if kind == DELTA and repeats and same_layout and not (layers or ops or order.metrics):
         return None
     if kind == BASE:
         layers = [FullLayer(p, staged.buffers[p.id], _full_codec(p, codec), order.id) for p in staged.layout.partitions]
@@ -217,7 +221,7 @@ def _check(staged: StagedState, phase: int) -> Check:
 
 
 def advance(
-    chain: ChainState, staged: StagedState, record: CommitRecord, digest: str, layer_bytes: int
+    chain: ChainState, staged: StagedState, record: CommitRecord, digest: str, pack_bytes: int
 ) -> Buffers | None:
     """Make a published commit the parent of the next, and return the buffers that are free now."""
     free = chain.rec if chain.layout is staged.layout and not chain.rec_is_shared else None
@@ -225,10 +229,11 @@ def advance(
     chain.parent = CommitRef(record.id, digest, record.epoch, record.sequence, record.step)
     chain.sequence += 1
     chain.rec, chain.layout, chain.document = staged.buffers, staged.layout, staged.document
-    chain.last_bytes = layer_bytes
+    cost = pack_bytes + LINK_BYTES
+    chain.last_bytes = cost
     if record.kind == BASE:
-        chain.full_bytes = chain.chain_bytes = layer_bytes
+        chain.full_bytes = chain.chain_bytes = cost
         chain.last_bytes = 0
     else:
-        chain.chain_bytes += layer_bytes
+        chain.chain_bytes += cost
     return free

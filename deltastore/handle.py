@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass
 
-from deltastore.errors import DeltaStoreError, Internal, InvalidInput, Timeout
+from deltastore.config import check_timeout
+from deltastore.errors import Conflict, DeltaStoreError, Internal, InvalidInput, Timeout
 from deltastore.types import Json
 
 
@@ -55,6 +57,7 @@ class Handle:
         self.step = step
         self.skipped = skipped
         self._tiers = tiers
+        self._pid = os.getpid()
         self._settled = threading.Event()
         self._commit: Commit | None = None
         self._failure: Failure | None = None
@@ -92,6 +95,12 @@ class Handle:
             Whatever made the commit fail.
         """
         self._check_tier(tier)
+        check_timeout(timeout)
+        if os.getpid() != self._pid:
+            raise Conflict(
+                f"step {self.step}: its commit belongs to process {self._pid}, from which this one was forked",
+                pid=self._pid,
+            )
         end = None if timeout is None else time.monotonic() + timeout
         if not self._settled.wait(timeout):
             raise Timeout(
@@ -107,6 +116,10 @@ class Handle:
         if self._commit is None:
             raise Internal(f"step {self.step}: settled without a commit or an error")
         return self._commit
+
+    def __repr__(self) -> str:
+        state = "skipped" if self.skipped else "failed" if self.error else "acknowledged" if self.done() else "pending"
+        return f"Handle(step={self.step}, id={self.id!r}, {state})"
 
     def _check_tier(self, tier: str | None) -> None:
         if tier is not None and tier not in self._tiers:

@@ -13,7 +13,7 @@ import numpy as np
 
 from deltastore.buffers import Hints, StagedState
 from deltastore.config import Retention, WriterOptions
-from deltastore.encoder import ChainState, CommitOrder
+from deltastore.encoder import LINK_BYTES, ChainState, CommitOrder
 from deltastore.errors import InvalidInput
 from deltastore.handle import Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry
@@ -22,7 +22,6 @@ from deltastore.history.lineage import segments_of
 from deltastore.history.packs import Packs
 from deltastore.history.session import Session
 from deltastore.layout import Layout
-from deltastore.ondisk.index import PackIndex
 from deltastore.ondisk.names import new_commit_id
 from deltastore.types import Json
 from deltastore.writer import Job, Writer, Written
@@ -67,7 +66,8 @@ class Recording:
         self._tier = packs.tier
         self._retention = retention
         self._lock = threading.Lock()
-        self._last_step = -1 if parent is None else parent.step
+        self.durable_step = None if parent is None else parent.step
+        """The newest step that is known to be acknowledged: packs/ was synced when the parent was chosen."""
         self._handles: dict[int, Handle] = {}
         self._tags: dict[str, str] = {}
         self._stager = _make_stager(pickle_trusted)
@@ -80,6 +80,7 @@ class Recording:
             self._stager.adopt(resumed[0].layout)
 
         def acknowledged(written: Written) -> Commit:
+            self.durable_step = written.entry.step
             return acknowledge(written, self._tags.pop(written.entry.id, None))
 
         self._writer = Writer(
@@ -96,36 +97,41 @@ class Recording:
     def _commit(
         self, step: int, state: Mapping[str, Any], hints: Hints, tag: str | None, metrics: Mapping[str, Any] | None
     ) -> Handle:
-        if step < self._last_step:
-            raise InvalidInput(
-                f"step {step} comes after step {self._last_step}: steps of a line of history never decrease; "
-                f"call restore() to go back first",
-                step=step,
-                newest=self._last_step,
-            )
+        check_step(step, self._last_step())
         flat = self._stager.flatten(state)
         described = _encode_metrics(self._stager, metrics)
-        self._writer.reserve()
+        token = object()
         try:
+            self._writer.reserve(token)
             staged = self._stager.take(flat, hints, replan=self._writer.base_due)
-            return self._submit(step, staged, tag, described)
-        except BaseException:
-            self._writer.cancel()
-            raise
+            return self._submit(step, staged, tag, described, token)
+        finally:
+            self._writer.cancel(token)
 
-    def _submit(self, step: int, staged: StagedState, tag: str | None, described: dict[str, Json]) -> Handle:
+    def _last_step(self) -> int:
+        """Return the newest step that is acknowledged or still on its way: one that failed may be committed again."""
+        pending = [step for step, handle in self._handles.items() if handle.error is None]
+        return max([*pending, -1 if self.durable_step is None else self.durable_step])
+
+    def _submit(
+        self, step: int, staged: StagedState, tag: str | None, described: dict[str, Json], token: object
+    ) -> Handle:
         order = CommitOrder(new_commit_id(), step, base=tag is not None or self._kept(step), metrics=described)
         handle = Handle(step, order.id, (self._tier.name,))
         if tag is not None:
             self._tags[order.id] = tag
         self._handles = {s: h for s, h in self._handles.items() if not h.done() and h.error is None}
         self._handles[step] = handle
-        self._last_step = step
-        self._writer.submit(Job(staged, order, handle))
+        self._writer.submit(Job(staged, order, handle), token)
         return handle
 
     def _kept(self, step: int) -> bool:
         return self._retention is not None and self._retention.keeps_step(step)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the background was ended."""
+        return self._writer.is_stopped
 
     @property
     def layout(self) -> Layout | None:
@@ -153,9 +159,24 @@ class Recording:
         """Wait until everything is acknowledged."""
         self._writer.flush(timeout)
 
+    def drain(self, timeout: float) -> None:
+        """Flush at the end of the program."""
+        self._writer.drain(timeout)
+
     def stop(self) -> None:
         """Write what was submitted and end the background; the session stays claimed."""
         self._writer.close()
+
+
+def check_step(step: int, newest: int) -> None:
+    """Raise InvalidInput if a step would go back on its line of history."""
+    if step < newest:
+        raise InvalidInput(
+            f"step {step} comes after step {newest}: steps of a line of history never decrease; "
+            f"call restore() to go back first",
+            step=step,
+            newest=newest,
+        )
 
 
 def _make_stager(pickle_trusted: bool) -> Stager:
@@ -165,16 +186,11 @@ def _make_stager(pickle_trusted: bool) -> Stager:
 
 
 def _adopt(chain: ChainState, read: Chain, buffers: dict[int, np.ndarray]) -> None:
-    sizes = [_layer_bytes(link.tail.index, link.record.id) for link in read.links]
+    sizes = [link.tail.trailer.file_size // len(link.tail.index.commits) + LINK_BYTES for link in read.links]
     chain.rec_is_shared = True
     chain.rec, chain.layout, chain.document = buffers, read.layout, read.document
     chain.full_bytes, chain.chain_bytes = sizes[0], sum(sizes)
     chain.last_bytes = sizes[-1] if len(sizes) > 1 else 0
-
-
-def _layer_bytes(index: PackIndex, commit: str) -> int:
-    arrays = [array for path, array in index.arrays.items() if path.startswith(f"{commit}/")]
-    return sum(extent.length for array in arrays for extent in array.chunks)
 
 
 def _encode_metrics(stager: Stager, metrics: Mapping[str, Any] | None) -> dict[str, Json]:
@@ -185,7 +201,10 @@ def _encode_metrics(stager: Stager, metrics: Mapping[str, Any] | None) -> dict[s
     plain = {}
     for name, value in metrics.items():
         single = hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1
-        scalar = value.item() if single else value
+        try:
+            scalar = value.item() if single else value
+        except RuntimeError as error:
+            raise InvalidInput(f"metric {name!r} has no value: {error}") from error
         if not isinstance(name, str) or not isinstance(scalar, bool | int | float | str | None):
             raise InvalidInput(
                 f"metric {name!r} is a {type(value).__name__}, expected one number, string or bool, by name"

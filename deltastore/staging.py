@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from deltastore.buffers import BufferPool, Hints, StagedState
+from deltastore.errors import InvalidInput
 from deltastore.layout import Layout, LayoutInput, plan, revise
 from deltastore.parallel import run_all
 from deltastore.torch_bridge import TORCH
@@ -122,6 +123,9 @@ def _memory_key(value: Any) -> _Key | None:
     if isinstance(value, np.ndarray) or not value.is_contiguous() or value.is_conj() or value.is_neg():
         return None
     address = value.data_ptr()
+    end = (value.storage_offset() + value.numel()) * value.itemsize
+    if end > value.untyped_storage().nbytes():
+        raise InvalidInput(f"a tensor of shape {tuple(value.shape)} whose storage was resized or freed cannot be read")
     return (address, value.dtype, value.shape, None if value.is_cpu else value.device) if address else None
 
 

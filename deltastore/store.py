@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
+import sys
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from deltastore.buffers import Hints
-from deltastore.config import EXACT_RESTORE_COST, Retention, WriterOptions
-from deltastore.errors import AlreadyExists, Corruption, DeltaStoreError, InvalidInput, NotFound, ReadOnly, UnsupportedFormat
+from deltastore.config import EXACT_RESTORE_COST, Retention, WriterOptions, as_integer, check_timeout
+from deltastore.errors import (
+    AlreadyExists,
+    Corruption,
+    DeltaStoreError,
+    InvalidInput,
+    NotFound,
+    ReadOnly,
+    UnsupportedFormat,
+)
 from deltastore.handle import Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
-from deltastore.history.lineage import needs_tags, newest, resolve
+from deltastore.history.lineage import line, needs_tags, newest, newest_complete, resolve
 from deltastore.history.packs import Packs
-from deltastore.history.retention import PruneReport, delete_commits, plan_prune
+from deltastore.history.retention import PruneReport, delete_commits, held_back, plan_prune
 from deltastore.history.session import Session, read_format
 from deltastore.history.tags import read_tags, write_tag
 from deltastore.history.verify import Progress, VerifyReport, verify
@@ -25,7 +36,7 @@ from deltastore.layout import Layout
 from deltastore.ondisk.limits import MAX_NUMBER
 from deltastore.ondisk.names import check_tag
 from deltastore.reader import State
-from deltastore.recording import Recording
+from deltastore.recording import Recording, check_step
 from deltastore.sources import BufferSource, PackSource, read_all
 from deltastore.tiers.base import Tier
 from deltastore.view import View
@@ -35,6 +46,12 @@ log = logging.getLogger("deltastore")
 
 CACHE_EVERY_COMMITS = 500
 """How often a writer renews the catalog cache, beside at its end."""
+
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+EXIT_SECONDS = 600.0
+"""How long the end of the interpreter waits for commits that are still written."""
 
 
 class Store:
@@ -65,6 +82,7 @@ class Store:
         self._closed = False
         self._has_tagged = False
         self._pid = os.getpid()
+        _open_stores.add(self)
         if writable:
             tier.check_writable()
         elif not tier.exists():
@@ -81,7 +99,7 @@ class Store:
 
     def set_restore_cost(self, restore_cost: float) -> None:
         """Let reading a commit cost up to this many full loads before a base is written (spec 9, "Bases")."""
-        if not restore_cost >= 1:
+        if not isinstance(restore_cost, int | float) or not restore_cost >= 1:
             raise InvalidInput(f"restore_cost is {restore_cost!r}, expected 1 or more")
         self._restore_cost = restore_cost
         if self._recording is not None:
@@ -111,6 +129,10 @@ class Store:
     def commits(self) -> list[Commit]:
         """Return all commits, oldest first."""
         return self._view.commits()
+
+    def lineage(self) -> list[Commit]:
+        """Return the commits on the line of history of the latest one, oldest first; the others were left behind."""
+        return self._view.lineage()
 
     def at(self, ref: int | str) -> State:
         """Return the state of a commit; nothing of it is loaded yet.
@@ -148,9 +170,14 @@ class Store:
                 fresh.close()
 
     def durable(self, tier: str | None = None) -> int | None:
-        """Return the newest acknowledged step of a tier, None if there is none."""
+        """Return the newest acknowledged step of a tier, None if there is none.
+
+        A store that is only read cannot know what its writer was told: it returns the newest step that it sees.
+        """
         self._check_tier(tier)
         with self._view.lock:
+            if self._recording is not None:
+                return self._recording.durable_step
             top = newest(self._view.catalog)
             return None if top is None else top.step
 
@@ -214,8 +241,11 @@ class Store:
         metrics: Mapping[str, Any] | None = None,
     ) -> Handle:
         """Commit as :meth:`commit` does, for adapters that know the roles of tensors ."""
-        if type(step) is not int or not 0 <= step <= MAX_NUMBER:
+        step = as_integer(step, "step")
+        if not 0 <= step <= MAX_NUMBER:
             raise InvalidInput(f"step is {step!r}, expected an integer of 0 to {MAX_NUMBER}")
+        if exact not in (None, True, False):
+            raise InvalidInput(f"exact is {exact!r}, expected None, True or False")
         if not isinstance(state, Mapping):
             raise InvalidInput(f"the state is a {type(state).__name__}, expected a dict of objects by name")
         if tag is not None:
@@ -224,19 +254,25 @@ class Store:
                 raise AlreadyExists(
                     f"tag {tag!r} exists; commit without it, then move it with tag(name, ref, move=True)", tag=tag
                 )
+        if self._recording is None:
+            top = newest(self._view.catalog)  # before the claim: what is refused leaves no trace
+            check_step(step, -1 if top is None else top.step)
         return self._record().commit(step, state, hints or Hints(), tag=tag, metrics=metrics)
 
     def _record(self) -> Recording:
         """Return the recording; the first call claims the store."""
         self._require_writable()
         with self._view.lock:
+            if self._recording is not None and self._recording.is_stopped:  # an interrupt struck in restore()
+                self._go_on_from(self._recording.session, self._recording.follows)
             if self._recording is None:
                 session = Session(self._tier, self._session_id)
                 session.claim()
                 try:
                     self._view.packs.store = session.store
                     self.refresh()
-                    self._recording = self._make_recording(session, newest(self._view.catalog), None)
+                    # Not one whose chain is broken: the line of history would be lost with it.
+                    self._recording = self._make_recording(session, newest_complete(self._view.catalog), None)
                 except BaseException:
                     session.close()
                     raise
@@ -291,6 +327,8 @@ class Store:
             self.refresh()
             self._view.resolve(ref)  # a reference that means nothing leaves everything as it is
             recording.stop()
+        elif ref != "latest":
+            self._view.resolve(ref)
         with self._view.lock:
             session = self._claim_anew(recording)
             try:
@@ -321,7 +359,7 @@ class Store:
         """After a failed restore: let the next commit follow the one that it would have followed."""
         try:
             known = self._view.catalog.by_id.get(commit) if commit is not None else None
-            self._recording = self._make_recording(session, known or newest(self._view.catalog), None)
+            self._recording = self._make_recording(session, known or newest_complete(self._view.catalog), None)
         except BaseException:
             session.close()
             raise
@@ -350,13 +388,15 @@ class Store:
                 write_tag(self._tier, tag, written.entry.id, self._session_id, move=False)
                 self._view.forget_tags()
             if self._retention is not None:
-                self._apply_retention(self._retention)
+                self._apply_retention(self._retention, written)
             if len(catalog.packs) % CACHE_EVERY_COMMITS == 0:
                 write_cache(self._view.packs, catalog, self._session_id)
             return self._view.commit(written.entry)
 
-    def _apply_retention(self, retention: Retention) -> None:
+    def _apply_retention(self, retention: Retention, written: Written) -> None:
         try:
+            if written.has_copies:
+                self.refresh()  # what landed without our knowledge goes by the same rules
             if plan_prune(self._view.catalog, self._view.tags().values(), retention):
                 # Another process may have tagged one of them since: look again before anything goes.
                 self._view.forget_tags()
@@ -383,8 +423,17 @@ class Store:
         DeltaStoreError
             A commit failed and nobody was told yet.
         """
+        check_timeout(timeout)
         if self._recording is not None:
             self._recording.flush(timeout)
+
+    def drain(self, timeout: float) -> bool:
+        """Flush at the end of the program, if this process writes; return whether there is something to close."""
+        if self._closed or os.getpid() != self._pid:
+            return False
+        if self._recording is not None:
+            self._recording.drain(timeout)
+        return True
 
     def wait(self, step: int, *, tier: str | None = None, timeout: float | None = None) -> Commit:
         """Wait until a step is acknowledged by a tier, and return its commit.
@@ -462,12 +511,15 @@ class Store:
             return self._prune(retention, dry_run=dry_run)
 
     def _prune(self, retention: Retention, *, dry_run: bool) -> PruneReport:
-        self.refresh()
+        self._view.reread()  # what is to be kept must be there: the packs decide, not a cache
         kept = [*self._view.tags().values()]
         if self._recording is not None and self._recording.follows is not None:
             kept.append(self._recording.follows)
         doomed = plan_prune(self._view.catalog, kept, retention)
-        report = PruneReport(tuple(entry.id for entry in doomed), sum(entry.bytes for entry in doomed), dry_run)
+        top = newest(self._view.catalog)
+        held = [] if top is None else held_back(self._view.catalog, line(self._view.catalog, top), retention)
+        ids = tuple(entry.id for entry in doomed)
+        report = PruneReport(ids, sum(entry.bytes for entry in doomed), dry_run, tuple(held))
         if not dry_run:
             delete_commits(self._view.packs, self._view.catalog, doomed)
         return report
@@ -497,13 +549,17 @@ class Store:
                 recording.stop()
         finally:
             # Before the lock goes back: the next writer must not meet us.
-            if recording is not None:
-                with self._view.lock:
-                    write_cache(self._view.packs, self._view.catalog, self._session_id)
-            if recording is not None or self._has_tagged:
-                self._tier.end_session(self._session_id)
-            if recording is not None:
-                recording.session.close()
+            try:
+                if recording is not None:
+                    with self._view.lock:
+                        write_cache(self._view.packs, self._view.catalog, self._session_id)
+                if recording is not None or self._has_tagged:
+                    self._tier.end_session(self._session_id)
+            except DeltaStoreError as error:
+                log.warning("leftovers stay below tmp/ until the next writer comes: %s", error)
+            finally:
+                if recording is not None:
+                    recording.session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -520,3 +576,22 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self.url!r}, {'writable' if self._writable else 'read only'})"
+
+
+def _close_at_exit() -> None:
+    """Write what is pending when the interpreter ends; if that fails say so and end with an error."""
+    lost: list[str] = []
+    for store in list(_open_stores):
+        try:
+            if store.drain(EXIT_SECONDS):
+                store.close()
+        except DeltaStoreError as error:
+            lost.append(f"deltastore: a commit was lost at the end of the program: {error}")
+    if lost:
+        print("\n".join(lost), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+atexit.register(_close_at_exit)

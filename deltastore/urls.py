@@ -20,14 +20,22 @@ def open_tier(url: str | os.PathLike[str]) -> Tier:
     InvalidInput
         A scheme that this version does not know.
     """
+    if not isinstance(url, str | os.PathLike):
+        raise InvalidInput(f"{url!r} is no URL: give a folder, or memory://name", url=repr(url))
     text = os.fspath(url)
     if not text:
         raise InvalidInput("an empty URL: give a folder, or memory://name", url=text)
     if "://" not in text:
-        return LocalTier(Path(text).absolute())
+        return LocalTier(Path(text).expanduser().absolute())
     parts = urlsplit(text)
+    if parts.query or parts.fragment:
+        raise InvalidInput(f"{text}: write ? and # in a URL as %3F and %23", url=text)
     if parts.scheme == "memory":
         return MemoryTier((parts.netloc + parts.path) or "default")
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise InvalidInput(
+            f"{text}: {parts.netloc!r} would be a host; a file URL has three slashes: file:///folder", url=text
+        )
     if parts.scheme == "file":
         return LocalTier(Path(unquote(parts.path)))
     raise InvalidInput(

@@ -13,7 +13,7 @@ from deltastore.errors import Corruption, DeltaStoreError, NotFound
 from deltastore.handle import Commit
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog
 from deltastore.history.chain import Chain, open_chain
-from deltastore.history.lineage import chain_entries, needs_tags, resolve
+from deltastore.history.lineage import chain_entries, line, needs_tags, newest, resolve
 from deltastore.history.packs import Packs
 from deltastore.history.tags import read_tags
 from deltastore.reader import State
@@ -54,6 +54,16 @@ class View:
         if self._tags is None:
             self._tags = read_tags(self._tier)
         return self._tags
+
+    def reread(self) -> None:
+        """Look at every pack again, whatever a cache or an earlier look says."""
+        with self.lock:
+            fresh = Packs(self._tier, self.packs.store)
+            try:
+                self._catalog = read_catalog(fresh, Catalog())
+            finally:
+                fresh.close()
+            self._tags = None
 
     def commits(self) -> list[Commit]:
         """Return all commits, oldest first."""
@@ -130,6 +140,13 @@ class View:
         commit = self.commit(entry)
         guarded = GuardedSource(source, lambda error: self.with_advice(error, entry))
         return State(guarded, chain.document, chain.layout, commit, pickle_trusted=self._pickle_trusted)
+
+    def lineage(self) -> list[Commit]:
+        """Return the commits on the line of history of the newest one, oldest first."""
+        with self.lock:
+            top = newest(self.catalog)
+            tags = self._tags_by_commit()
+            return [] if top is None else [_commit_of(entry, tags) for entry in line(self.catalog, top)]
 
     def commit(self, entry: CatalogEntry) -> Commit:
         """Return a catalog entry as users see it."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import logging
 import os
-import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deltastore.buffers import BufferPool, StagedState
 from deltastore.config import WriterOptions
@@ -44,9 +41,6 @@ FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
 SPARE_BYTES = 1 << 20
 """Room that must be left for records, tags and the file system itself."""
-EXIT_SECONDS = 600.0
-"""How long the end of the interpreter waits for commits that are still written."""
-
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE})
 """What a retry of the whole pack may cure."""
 
@@ -66,6 +60,8 @@ class Written:
 
     entry: CatalogEntry
     pack_bytes: int
+    has_copies: bool = False
+    """An earlier attempt may have landed too."""
 
 
 class Writer:
@@ -105,17 +101,22 @@ class Writer:
         self._pid = os.getpid()
         self._state = threading.Condition()
         self._jobs: deque[Job] = deque()
-        self._reserved = 0
+        self._reserved: set[object] = set()
+        self._is_writing = False
         self._stopping = False
-        self._failure: Failure | None = None
+        self._failures: deque[Failure] = deque()
         self._fenced: Conflict | None = None
         self._thread: threading.Thread | None = None
-        _live.add(self)
 
     @property
     def base_due(self) -> bool:
         """Whether the next commit is going to be a base, as far as the background has come."""
         return self._chain.base_due(self.restore_cost)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._stopping
 
     @property
     def parent(self) -> str | None:
@@ -125,10 +126,18 @@ class Writer:
     def busy(self) -> bool:
         """Return whether :meth:`reserve` would have to wait."""
         with self._state:
-            return self._reserved >= self._options.max_pending
+            return self._pending() >= self._options.max_pending
 
-    def reserve(self) -> None:
-        """Wait until one more state may be taken into memory; :meth:`submit` or :meth:`cancel` must follow.
+    def _pending(self) -> int:
+        return len(self._reserved) + len(self._jobs) + self._is_writing
+
+    def reserve(self, token: object) -> None:
+        """Wait until one more state may be taken into memory.
+
+        Parameters
+        ----------
+        token : object
+            Stands for the reservation until :meth:`submit` or :meth:`cancel` ends it.
 
         Raises
         ------
@@ -138,24 +147,39 @@ class Writer:
         self._check_process()
         with self._state:
             self._raise_failure()
-            self._state.wait_for(lambda: self._reserved < self._options.max_pending)
+            self._state.wait_for(lambda: self._stopping or self._pending() < self._options.max_pending)
             self._raise_failure()
-            self._reserved += 1
+            self._refuse_if_stopping()
+            self._reserved.add(token)
 
-    def cancel(self) -> None:
-        """Give a reservation back."""
+    def cancel(self, token: object) -> None:
+        """Give a reservation back, if it still stands."""
         with self._state:
-            self._reserved -= 1
+            self._reserved.discard(token)
             self._state.notify_all()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, token: object) -> None:
         """Hand a state over; its buffers belong to the writer from here on."""
         with self._state:
-            self._jobs.append(job)
+            self._refuse_if_stopping()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="deltastore-writer", daemon=True)
-                self._thread.start()
+                self._thread = self._start_thread()
+            # An interrupt may strike between any two of these: a job that is queued will be written.
+            self._jobs.append(job)
+            self._reserved.discard(token)
             self._state.notify_all()
+
+    def _start_thread(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="deltastore-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise Backend(f"the writer's thread could not be started: {error}") from error
+        return thread
+
+    def _refuse_if_stopping(self) -> None:
+        if self._stopping:
+            raise Conflict("the store is being closed, or restored, in another thread: this state was not committed")
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was submitted is acknowledged.
@@ -169,25 +193,29 @@ class Writer:
         """
         self._check_process()
         with self._state:
-            if not self._state.wait_for(lambda: self._reserved == 0, timeout):
+            if not self._state.wait_for(lambda: self._pending() == 0, timeout):
                 raise Timeout(
-                    f"{self._reserved} commits are not written after {timeout} s; they go on", timeout=timeout
+                    f"{self._pending()} commits are not written after {timeout} s; they go on", timeout=timeout
                 )
             self._raise_failure()
+
+    def drain(self, timeout: float | None) -> None:
+        """Flush at the end; what somebody was told before is no news there."""
+        if self._pending() or not all(failure.seen for failure in self._failures):
+            self.flush(timeout)
 
     def close(self) -> None:
         """Write what was submitted and stop; raises what nobody was told yet."""
         if os.getpid() != self._pid:
             return  # pending commits belong to the process that made them
         try:
-            self.flush()
+            self.drain(None)
         finally:
             with self._state:
                 self._stopping = True
                 self._state.notify_all()
             if self._thread is not None:
                 self._thread.join()
-            _live.discard(self)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -199,11 +227,14 @@ class Writer:
 
     def _raise_failure(self) -> None:
         if self._fenced is not None:
+            for failure in self._failures:
+                failure.seen = True
             raise self._fenced
-        failure, self._failure = self._failure, None
-        if failure is not None and not failure.seen:
-            failure.seen = True
-            raise failure.error
+        while self._failures:
+            failure = self._failures.popleft()
+            if not failure.seen:
+                failure.seen = True
+                raise failure.error
 
     # ---------------------------------------------------------------- background
 
@@ -213,6 +244,7 @@ class Writer:
                 self._state.wait_for(lambda: self._jobs or self._stopping)
                 if not self._jobs:
                     return
+                self._is_writing = True
                 job = self._jobs.popleft()
             try:
                 self._write(job)
@@ -232,16 +264,18 @@ class Writer:
         if encoded is None:
             self._settle_unchanged(job)
             return
-        record, written, layer_bytes = self._publish(encoded)
-        free = advance(self._chain, job.staged, record, written.entry.ref.digest, layer_bytes)
+        record, written = self._publish(encoded)
+        free = advance(self._chain, job.staged, record, written.entry.ref.digest, written.pack_bytes)
         if free is not None:
             self._pool.give(job.staged.layout, free)
         try:
             job.handle._succeed(self._acknowledge(written))
-        except DeltaStoreError as error:
+        except Exception as error:
             # The commit is safe, and so is the chain: only what was asked beside it (a tag) failed.
-            self._failure = Failure(error)
-            job.handle._fail(self._failure)
+            failure = Failure(_as_fault(job, error))
+            with self._state:
+                self._failures.append(failure)
+            job.handle._fail(failure)
         self._release()
 
     def _settle_unchanged(self, job: Job) -> None:
@@ -253,17 +287,18 @@ class Writer:
 
     def _release(self) -> None:
         with self._state:
-            self._reserved -= 1
+            self._is_writing = False
             self._state.notify_all()
 
-    def _publish(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written, int]:
+    def _publish(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written]:
         """Write the pack until it is acknowledged, a new file under a new name at each attempt."""
         started = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
         unknown: OutcomeUnknown | None = None
         while True:
             try:
-                return self._attempt(encoded)
+                record, written = self._attempt(encoded)
+                return record, replace(written, has_copies=unknown is not None)
             except Backend as error:
                 unknown = error if isinstance(error, OutcomeUnknown) else unknown
                 late = time.monotonic() - started > self._options.give_up_seconds and not self._options.wait_for_space
@@ -276,7 +311,7 @@ class Writer:
                 self._state.wait_for(lambda: self._stopping, pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _attempt(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written, int]:
+    def _attempt(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written]:
         # Steps C3 to C9 of spec 10.2; advance() and the handle are C10.
         self._check_space(encoded)
         write = new_write_id()
@@ -284,13 +319,10 @@ class Writer:
         pack = PackWriter(self._session.store, write)
         made: list[CommitRecord] = []
         digests: list[str] = []
-        layer_bytes = 0
 
         def parts() -> Iterator[Buffer]:
-            nonlocal layer_bytes
             for array in encoded.arrays():
                 for buffers in pack.array(array):
-                    layer_bytes += sum(len(buffer) for buffer in buffers)
                     yield from buffers
             record, commit = encoded.finish()
             made.append(record)
@@ -305,10 +337,17 @@ class Writer:
             with contextlib.suppress(Backend):  # what went wrong before says more
                 self._tier.discard(staged)
             raise
-        self._read_back(name, write)  # C8
-        self._session.check_fence()  # C9
+        try:
+            self._read_back(name, write)  # C8
+            self._session.check_fence()  # C9
+        except OutcomeUnknown:
+            raise
+        except Backend as error:
+            raise OutcomeUnknown(
+                f"{name}: published, but not acknowledged: {error}", errno=error.errno, where=name
+            ) from error
         entry = entry_of(made[0], digests[0], staged.size, name)
-        return made[0], Written(entry, staged.size), layer_bytes
+        return made[0], Written(entry, staged.size)
 
     def _read_back(self, name: str, write: str) -> None:
         try:
@@ -324,7 +363,7 @@ class Writer:
         if free is not None and free < needed:
             raise Backend(
                 f"{self._tier.url}: step {encoded.step} needs up to {needed:,} bytes, {free:,} are free; "
-                "make room, it is tried again",
+                "make room (`deltastore prune`)",
                 errno=errno.ENOSPC,
                 expected=needed,
                 found=free,
@@ -332,46 +371,26 @@ class Writer:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Report an error to the commit and to all that follow it; the next commit is a base."""
-        fault = (
-            error
-            if isinstance(error, DeltaStoreError)
-            else Internal(f"step {job.order.step}: {type(error).__name__}: {error}")
-        )
-        if fault is not error:
-            fault.__cause__ = error
+        fault = _as_fault(job, error)
         log.error("step %s was not committed: %s", job.order.step, fault)
         with self._state:
             self._chain.rec = None
             self._chain.sequence += 1  # what failed may have landed all the same: its number is not used again
-            self._failure = Failure(fault)
+            failure = Failure(fault)
+            self._failures.append(failure)
             if isinstance(fault, Conflict):
                 self._fenced = fault
             failed = [job, *self._jobs]
             self._jobs.clear()
-            self._reserved -= len(failed)
+            self._is_writing = False
             for other in failed:
-                other.handle._fail(self._failure)
+                other.handle._fail(failure)
             self._state.notify_all()
 
 
-_live: weakref.WeakSet[Writer] = weakref.WeakSet()
-
-
-def _drain_at_exit() -> None:
-    """Write what is pending when the interpreter ends; if that fails say so and end with an error."""
-    lost: list[str] = []
-    for writer in list(_live):
-        if writer._pid != os.getpid():
-            continue
-        try:
-            writer.flush(EXIT_SECONDS)
-        except DeltaStoreError as error:
-            lost.append(f"deltastore: a commit was lost at the end of the program: {error}")
-    if lost:
-        print("\n".join(lost), file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-atexit.register(_drain_at_exit)
+def _as_fault(job: Job, error: BaseException) -> DeltaStoreError:
+    if isinstance(error, DeltaStoreError):
+        return error
+    fault = Internal(f"step {job.order.step}: {type(error).__name__}: {error}")
+    fault.__cause__ = error
+    return fault

@@ -204,9 +204,9 @@ def _read_cache(packs: Packs) -> Catalog:
         fields = Fields(
             parse_sealed(decompress(packs.tier.read(name), MAX_CACHE_BYTES, where), where, MAX_CACHE_BYTES), where
         )
+        if packs.store is None or fields.text("store") != packs.store:
+            return catalog  # of another store, or nothing tells: the packs decide
         loaded = Catalog()
-        if packs.store is None:
-            packs.store = fields.text("store")
         for pack, (size, entries) in fields.mapping("packs").items():
             loaded.packs[pack] = int(size)
             for entry in entries:

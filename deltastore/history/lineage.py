@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from deltastore.config import as_integer
 from deltastore.errors import Corruption, InvalidInput, NotFound
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.ondisk.names import is_commit_prefix, parse_pack_name
@@ -105,14 +106,21 @@ def resolve(catalog: Catalog, tags: Mapping[str, str], ref: int | str) -> Catalo
     NotFound
         Nothing has that name; the nearest is named.
     """
-    if isinstance(ref, bool) or not isinstance(ref, int | str):
-        raise InvalidInput(f"{ref!r} names no commit: use a step, 'latest', 'latest~3', a tag or a commit id")
+    if not isinstance(ref, str):
+        try:
+            ref = as_integer(ref, "ref")
+        except InvalidInput:
+            raise InvalidInput(
+                f"{ref!r} names no commit: use a step, 'latest', 'latest~3', a tag or a commit id"
+            ) from None
     top = newest(catalog)
     if top is None:
         _refuse_if_all_damaged(catalog, ref)
         raise NotFound(f"{ref!r}: the store holds no commits", ref=ref)
     if isinstance(ref, int):
         return _at_step(catalog, top, ref)
+    if ref.isdecimal() and ref.isascii() and len(ref) < 8:  # longer ones may begin a commit id
+        return _at_step(catalog, top, int(ref))
     if ref == LATEST:
         return top
     back = _BACK.fullmatch(ref)

@@ -11,7 +11,7 @@ from deltastore.ondisk.pack import TAIL_GUESS_BYTES, PackTail, parse_tail, tail_
 from deltastore.tiers.base import RandomFile, Tier
 
 OPEN_FILES = 64
-KEPT_TAILS = 256
+KEPT_TAIL_BYTES = 32 << 20
 
 
 class Packs:
@@ -59,7 +59,7 @@ class Packs:
             found = self._read_tail(name)
             with self._lock:
                 self._tails[name] = found
-                if len(self._tails) > KEPT_TAILS:
+                while len(self._tails) > 1 and sum(len(tail.tail) for tail in self._tails.values()) > KEPT_TAIL_BYTES:
                     self._tails.popitem(last=False)
         return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from deltastore.config import Retention
 from deltastore.errors import Corruption
 from deltastore.history.catalog import Catalog, CatalogEntry
-from deltastore.history.lineage import chain_entries, line, newest
+from deltastore.history.lineage import chain_entries, line, newest, newest_complete
 from deltastore.history.packs import Packs
 from deltastore.ondisk.names import PACKS, parse_pack_name
 
@@ -21,6 +21,8 @@ class PruneReport:
     """Ids, in the order of removal."""
     bytes: int
     dry_run: bool
+    held_back: tuple[str, ...] = ()
+    """Packs that cannot be opened, for whose sake older commits are not deleted."""
 
 
 def plan_prune(catalog: Catalog, pinned: Iterable[str], retention: Retention) -> list[CatalogEntry]:
@@ -36,6 +38,8 @@ def plan_prune(catalog: Catalog, pinned: Iterable[str], retention: Retention) ->
     commits = line(catalog, top)
     kept = commits[-retention.keep_last :] + [entry for entry in commits if retention.keeps_step(entry.step)]
     kept += [catalog.by_id[commit] for commit in pinned if commit in catalog.by_id]
+    complete = newest_complete(catalog)
+    kept += [] if complete is None else [complete]
     needed: set[str] = set()
     for entry in kept:
         if entry.id not in needed:
@@ -46,10 +50,26 @@ def plan_prune(catalog: Catalog, pinned: Iterable[str], retention: Retention) ->
     packs_needed = {catalog.by_id[commit].pack for commit in needed}
     copies = [copy for copies in catalog.copies.values() for copy in copies]
     doomed = [entry for entry in [*catalog.by_id.values(), *copies] if entry.pack not in packs_needed]
-    # A pack that cannot be opened now may be readable elsewhere or later, and may name any older commit as its parent.
-    unread = [(about.epoch, about.last_step) for about in map(parse_pack_name, catalog.damaged) if about is not None]
-    doomed = [entry for entry in doomed if (entry.ref.epoch, entry.step) > max(unread, default=(-1, -1))]
+    unread = [about for about in map(parse_pack_name, held_back(catalog, commits, retention)) if about is not None]
+    newest_unread = max(((about.epoch, about.last_step) for about in unread), default=(-1, -1))
+    doomed = [entry for entry in doomed if (entry.ref.epoch, entry.step) > newest_unread]
     return sorted(doomed, key=lambda entry: entry.order, reverse=True)
+
+
+def held_back(catalog: Catalog, commits: list[CatalogEntry], retention: Retention) -> list[str]:
+    """Return the packs that cannot be opened, but would be kept: whatever is older may be what they build upon.
+
+    Such a pack may be readable later, or be replaced by a copy; its parents must still be there then.
+    """
+    oldest = commits[-retention.keep_last :][0].step if commits else 0
+    found = []
+    for name in catalog.damaged:
+        about = parse_pack_name(name)
+        if about is not None:
+            steps = range(about.first_step, min(about.last_step, about.first_step + 10_000) + 1)
+            if about.last_step >= oldest or any(map(retention.keeps_step, steps)):
+                found.append(name)
+    return found
 
 
 def delete_commits(packs: Packs, catalog: Catalog, doomed: list[CatalogEntry]) -> None:

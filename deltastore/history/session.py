@@ -11,7 +11,7 @@ from deltastore.errors import AlreadyExists, Conflict, Corruption, NotFound, Uns
 from deltastore.ondisk.canonical import parse_sealed, seal
 from deltastore.ondisk.fields import Fields
 from deltastore.ondisk.index import FORMAT_MAJOR, FORMAT_MINOR
-from deltastore.ondisk.limits import MAX_SEALED_BYTES
+from deltastore.ondisk.limits import MAX_NUMBER, MAX_SEALED_BYTES
 from deltastore.ondisk.names import (
     EPOCHS,
     FORMAT_FILE,
@@ -116,6 +116,12 @@ class Session:
         """Publish the claim of the next free epoch; must come before packs are listed to choose a parent."""
         while True:
             number = 1 + highest_epoch(self.tier)
+            if number > MAX_NUMBER:
+                raise Corruption(
+                    f"{self.tier.url}: epoch {number - 1} is claimed, and there is no higher number; "
+                    "a name below epochs/ or packs/ is wrong: remove that file",
+                    found=number - 1,
+                )
             claim = {
                 "epoch": number,
                 "session": self.id,

@@ -43,7 +43,7 @@ def choose_layer(partition: Partition, current: np.ndarray, rec: np.ndarray, com
         candidates.append(encode_layer(partition, XOR, {"xor": difference}, BLOSC, commit))
         if candidates[-1].stored_bytes > POOR_SHARE * current.nbytes:
             candidates.append(encode_layer(partition, FULL, {"data": current}, BLOSC, commit))
-    return min(candidates, key=lambda layer: layer.stored_bytes)
+    return min(candidates, key=lambda layer: (layer.stored_bytes, layer.record.kind != FULL))
 
 
 _scratch = threading.local()

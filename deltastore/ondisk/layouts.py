@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from deltastore.dtypes import LOGICAL
-from deltastore.errors import Corruption, UnsupportedFormat
+from deltastore.errors import Corruption, InvalidInput, UnsupportedFormat
 from deltastore.layout import ALIGN_ELEMENTS, BACKWARD, FORWARD, Layout, Partition, Piece, TensorEntry
 from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_canonical, parse_json
 from deltastore.ondisk.fields import Fields
@@ -37,6 +37,10 @@ def encode_layout(layout: Layout) -> tuple[bytes, str]:
         for p in layout.partitions
     ]
     data = encode_canonical({"tensors": tensors, "partitions": partitions})
+    if len(data) > MAX_LAYOUT_BYTES or len(layout.tensors) > MAX_TENSORS:
+        raise InvalidInput(
+            f"{len(layout.tensors):,} tensors: their layout takes {len(data):,} bytes, at most {MAX_LAYOUT_BYTES:,}"
+        )
     return compress(data), digest_of(data)
 
 

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from deltastore.errors import InvalidInput
+from deltastore.ondisk.limits import MAX_NUMBER
 
 FORMAT_FILE = "FORMAT.json"
 PACKS = "packs"
@@ -54,7 +55,7 @@ def pack_name(epoch: int, first_step: int, last_step: int, write: str) -> str:
 def parse_pack_name(name: str) -> PackName | None:
     """Return what a pack's name says, or None if it is not the name of a pack."""
     match = _PACK.fullmatch(name)
-    if match is None:
+    if match is None or max(int(match[1]), int(match[2]), int(match[3])) > MAX_NUMBER:
         return None
     return PackName(int(match[1]), int(match[2]), int(match[3]), match[4])
 
@@ -67,7 +68,7 @@ def epoch_name(number: int) -> str:
 def parse_epoch_name(name: str) -> int | None:
     """Return the number of an epoch's claim, or None for any other name."""
     match = _EPOCH.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and int(match[1]) <= MAX_NUMBER else None
 
 
 def tag_name(tag: str, sequence: int) -> str:

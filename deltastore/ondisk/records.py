@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from deltastore.errors import Corruption, UnsupportedFormat
+from deltastore.errors import Corruption, InvalidInput, UnsupportedFormat
 from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_canonical, parse_json
 from deltastore.ondisk.fields import Fields
 from deltastore.ondisk.limits import MAX_PARTITION_ID, MAX_RECORD_BYTES
@@ -146,6 +146,12 @@ def encode_record(record: CommitRecord) -> tuple[bytes, str]:
             "metrics": record.metrics,
         }
     )
+    if len(data) > MAX_RECORD_BYTES:
+        raise InvalidInput(
+            f"step {record.step}: the plain values take {len(data):,} bytes, a record at most {MAX_RECORD_BYTES:,}; "
+            "put large data into tensors or arrays",
+            step=record.step,
+        )
     return compress(data), digest_of(data)
 
 
@@ -176,7 +182,8 @@ def parse_record(blob: bytes, digest: str, where: str) -> CommitRecord:
         )
     value = parse_json(data, where)
     fields = Fields(value, where)
-    unknown = sorted(str(name) for name in fields.items("requires") if name not in KNOWN_FEATURES)
+    required = fields.items("requires")
+    unknown = sorted(str(name)[:40] for name in required if not isinstance(name, str) or name not in KNOWN_FEATURES)
     if unknown:
         raise UnsupportedFormat(
             f"{where}: step {fields.integer('step')} needs {', '.join(unknown)}, which this version does not know; "
@@ -208,7 +215,9 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         raise fields.fault("values", "the member full, or patch in a delta")
     if not isinstance(values.get("patch", []), list):
         raise fields.fault("values", "a list of operations as patch")
-    lineage = tuple((first, last) for first, last in (_pair(pair, fields) for pair in fields.items("lineage")))
+    lineage = tuple(
+        (first, last) for first, last in (_pair(pair, fields, "lineage") for pair in fields.items("lineage"))
+    )
     return CommitRecord(
         id=fields.text("id"),
         epoch=fields.integer("epoch"),
@@ -255,11 +264,11 @@ def _parse_check(fields: Fields) -> Check:
     inner = Fields(fields.raw("check"), fields.where)
     return Check(
         inner.integer("phase") if inner.has("phase") else None,
-        dict(_pair(pair, inner) for pair in inner.items("crc32c")),
+        dict(_pair(pair, inner, "crc32c") for pair in inner.items("crc32c")),
     )
 
 
-def _pair(value: Json, fields: Fields) -> tuple[int, int]:
+def _pair(value: Json, fields: Fields, name: str) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2 or not all(type(item) is int and item >= 0 for item in value):
-        raise fields.fault("lineage", "pairs of integers")
+        raise fields.fault(name, "pairs of integers")
     return value[0], value[1]

@@ -218,14 +218,25 @@ def _try(ops: PosixOps, path: str, facts: Owner) -> FileLock | None:
             # Between open and lock the file may have been replaced by hand: then this lock guards nothing.
             if how is not None and _is_at(ops, fd, path):
                 owner = identify(ops, facts)
-                ops.ftruncate(fd, 0)
-                ops.pwrite(fd, _encode(owner), 0)
+                _write_record(ops, fd, owner, how)
                 lock = FileLock(ops, path, fd, owner, how)
                 _held.add(lock)
             return lock
         finally:
             if lock is None:
                 ops.close(fd)
+
+
+def _write_record(ops: PosixOps, fd: int, owner: Owner, how: How) -> None:
+    """Write who holds the lock, over what stands there: on a full disk there is no room for a new block."""
+    data = _encode(owner)
+    try:
+        ops.pwrite(fd, data.ljust(ops.fstat(fd).size), 0)
+        ops.ftruncate(fd, len(data))
+    except OSError as error:
+        # The kernel's lock holds without it, and who frees a full disk must get in.
+        if how == "record" or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _lock_file(ops: PosixOps, fd: int, path: str) -> How | None:
