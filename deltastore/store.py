@@ -269,8 +269,7 @@ class Store:
                 session = Session(self._tier, self._session_id)
                 session.claim()
                 try:
-                    self._view.packs.store = session.store
-                    self.refresh()
+                    self._look_at(session)
                     # Not one whose chain is broken: the line of history would be lost with it.
                     self._recording = self._make_recording(session, newest_complete(self._view.catalog), None)
                 except BaseException:
@@ -283,6 +282,13 @@ class Store:
             raise ReadOnly(f"{self.url} was opened with mode 'r'; open it with mode 'a' to write", url=self.url)
         if self._closed:
             raise InvalidInput(f"{self.url} is closed")
+
+    def _look_at(self, session: Session) -> None:
+        self._view.packs.store = session.store
+        if self._retention is None:
+            self.refresh()
+        else:
+            self._view.reread()  # what is going to decide over deletions comes from the packs, not from a cache
 
     def _make_recording(
         self, session: Session, parent: CatalogEntry | None, resumed: tuple[Chain, dict[int, Any]] | None
@@ -332,8 +338,7 @@ class Store:
         with self._view.lock:
             session = self._claim_anew(recording)
             try:
-                self._view.packs.store = session.store
-                self.refresh()
+                self._look_at(session)
                 entry, chain, buffers = self._read_newest_intact(ref)
                 self._recording = self._make_recording(session, entry, (chain, buffers))
             except BaseException:

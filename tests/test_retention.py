@@ -317,10 +317,25 @@ def test_a_damaged_pack_stops_deleting_below_it(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cache")
     before = packs(tmp_path)
     with deltastore.open(tmp_path) as store:
-        store.prune(keep_last=1, dry_run=False)
+        report = store.prune(keep_last=5, dry_run=False)
     gone = {int(name.split("-")[1]) for name in before - packs(tmp_path)}
     assert all(step > 6 for step in gone)
     assert damaged in packs(tmp_path)
+    assert [name.endswith(damaged) for name in report.held_back] == [True]
+
+
+def test_a_damaged_pack_that_would_not_be_kept_stops_nothing(tmp_path: Path) -> None:
+    make(tmp_path, range(10), restore_cost=1.02)
+    damaged = next(name for name in packs(tmp_path) if "-2-2-" in name)
+    os.truncate(tmp_path / "packs" / damaged, 100)
+    shutil.rmtree(tmp_path / "cache")
+    with deltastore.open(tmp_path) as store:
+        report = store.prune(keep_last=3, dry_run=False)
+        assert report.held_back == ()
+        assert store.at("latest").commit.step == 9
+    left = {int(name.split("-")[1]) for name in packs(tmp_path)}
+    assert {7, 8, 9} <= left
+    assert not left & {0, 1}
 
 
 def test_a_reader_goes_on(tmp_path: Path) -> None:
