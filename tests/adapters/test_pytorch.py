@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import deltastore
 from deltastore.adapters.pytorch import Checkpointer
-from deltastore.errors import Backend, InvalidInput, NotFound, Timeout
+from deltastore.errors import Backend, InvalidInput, NotFound, ReadOnly, Timeout
 from deltastore.testing.compare import assert_same
 from tests.adapters.training import Net, Run, losses_of, make_run
 
@@ -98,10 +99,27 @@ def test_an_object_that_can_only_be_loaded(root: str) -> None:
         Checkpointer(root, half=Half())
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, True, "1", None])
+@pytest.mark.parametrize(
+    "step", [-1, 1.0, True, "1", None, np.True_, torch.tensor(True), torch.tensor(1.0), torch.tensor([1]), np.int64(-1)]
+)
 def test_steps_are_integers(root: str, run: Run, step: Any) -> None:
     with Checkpointer(root, interval=7, **run.objects) as checkpointer, pytest.raises(InvalidInput, match="step is"):
         checkpointer.step(step)
+
+
+def test_integers_of_numpy_and_torch_are_steps(root: str, run: Run) -> None:
+    steps: list[Any] = [0, np.int64(1), torch.tensor(2), np.array(3), np.uint8(4)]
+    with Checkpointer(root, **run.objects) as checkpointer:
+        handles = [checkpointer.step(step) for step in steps]
+        assert [(handle.step, type(handle.step)) for handle in handles] == [(step, int) for step in range(5)]
+        assert checkpointer.wait(steps[1]).step == 1
+
+
+def test_a_store_for_reading_is_refused(tmp_path: Path, run: Run) -> None:
+    with deltastore.open(tmp_path) as store:
+        store.commit(0, {"model": run.model.state_dict()})
+    with deltastore.open(tmp_path, "r") as store, pytest.raises(ReadOnly, match=r"store\.at\(ref\)\.load_into\(model="):
+        Checkpointer(store, **run.objects)
 
 
 def test_what_the_format_cannot_hold_is_named(root: str, run: Run) -> None:
@@ -117,9 +135,12 @@ def test_a_closed_one_is_refused(root: str, run: Run) -> None:
     checkpointer = Checkpointer(root, **run.objects)
     checkpointer.step(0)
     checkpointer.close()
-    for act in (lambda: checkpointer.step(1), checkpointer.restore, checkpointer.flush):
+    for act in (lambda: checkpointer.step(1), checkpointer.restore, checkpointer.flush, checkpointer.__enter__):
         with pytest.raises(InvalidInput, match="closed"):
             act()
+    assert checkpointer.wait(0).step == 0
+    assert checkpointer.stats.commits == 1
+    assert checkpointer.plan
 
 
 def test_no_step_within_an_edit(root: str, run: Run) -> None:

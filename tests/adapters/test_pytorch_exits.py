@@ -51,6 +51,10 @@ print("never")
     assert "still here" in ended.output
     assert "never" not in ended.output
     assert steps_in(tmp_path) == [4]
+    assert [line for line in ended.output.splitlines() if "SIGTERM" in line] == [
+        "SIGTERM: writing step 4 as the last commit",
+        "SIGTERM: step 4 is durable",
+    ]
     resumed = make_run(seed=5)
     with Checkpointer(tmp_path / "store", **resumed.objects) as checkpointer:
         start = checkpointer.restore()
@@ -68,7 +72,29 @@ print("never")
     ended = run_script(script(body))
     assert ended.status == -signal.SIGTERM
     assert "never" not in ended.output
+    assert "SIGTERM: writing step 6 as the last commit\nSIGTERM: step 6 is durable" in ended.output
     assert steps_in(tmp_path) == [0, 4, 6]
+
+
+def test_a_last_commit_that_was_not_written_is_not_called_durable(run_script: RunScript, tmp_path: Path) -> None:
+    body = """
+import time
+store = deltastore.open(root)
+checkpointer = Checkpointer(store, **run.objects)
+checkpointer.step(0).wait()
+stage = store._tier.stage
+def slow(*args):
+    terminate()  # the second one, from the thread that writes
+    time.sleep(60)
+store._tier.stage = slow
+terminate()
+checkpointer.step(1)
+"""
+    ended = run_script(script(body))
+    assert ended.status == -signal.SIGTERM
+    assert "SIGTERM: writing step 1 as the last commit" in ended.output
+    assert "durable" not in ended.output
+    assert steps_in(tmp_path) == [0]
 
 
 def test_the_earlier_handler_runs_after_the_last_commit(run_script: RunScript, tmp_path: Path) -> None:

@@ -287,6 +287,91 @@ def test_missing_random_states_are_an_error_unless_waived(root: str) -> None:
         assert checkpointer.restore() == 4
 
 
+@pytest.mark.parametrize(("before", "after"), [("sgd", "adamw"), ("adamw", "sgd")])
+def test_an_optimizer_of_another_class_is_refused_untouched(root: str, before: str, after: str) -> None:
+    def objects(run: Run) -> dict[str, Any]:
+        return {"model": run.model, **run.optimizers}
+
+    run = make_run(before)
+    with Checkpointer(root, **objects(run)) as checkpointer:
+        losses_of(run, range(2), checkpointer)
+    other = make_run(after, seed=1)
+    losses_of(other, range(1))
+    states = [copy.deepcopy(each.state_dict()) for each in objects(other).values()]
+    drawn = torch.get_rng_state()
+    with Checkpointer(root, **objects(other)) as checkpointer:
+        with pytest.raises(InvalidInput, match=r"optimizer: the commit has the state of .*restore\(strict=False\)"):
+            checkpointer.restore()
+        assert_same(states, [each.state_dict() for each in objects(other).values()])
+        assert torch.equal(drawn, torch.get_rng_state())
+        assert checkpointer.restore(strict=False) == 2
+    assert_same(run.model.state_dict(), other.model.state_dict())
+    assert_same(states[1], other.optimizers["optimizer"].state_dict())
+    losses_of(other, range(2, 3))
+
+
+def test_what_fits_is_restored(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run()
+    with Checkpointer(root, model=run.model) as checkpointer:
+        checkpointer.extra["seen"] = 7
+        checkpointer.step(3)
+        expected = draw()
+    other = make_run(seed=1)
+    losses_of(other, range(1))
+    moments = copy.deepcopy(other.optimizers["optimizer"].state_dict())
+    ema = nn.Linear(2, 2)
+    weight = ema.weight.detach().clone()
+    with Checkpointer(root, ema=ema, **other.objects) as checkpointer:
+        with pytest.raises(InvalidInput, match=r"missing.*ema.*restore\(strict=False\) restores the rest"):
+            checkpointer.restore()
+        assert checkpointer.restore(strict=False) == 4
+        assert draw() == expected
+        assert checkpointer.extra == {"seen": 7}
+    assert "no fitting state for what stays as it is: ema, optimizer, scheduler" in caplog.text
+    assert_same(run.model.state_dict(), other.model.state_dict())
+    assert_same(moments, other.optimizers["optimizer"].state_dict())
+    assert torch.equal(ema.weight, weight)
+
+
+def test_a_commit_without_random_states_may_be_restored(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run()
+    with deltastore.open(root) as store:
+        store.commit(3, {"model": run.model.state_dict()})
+    with Checkpointer(root, model=run.model) as checkpointer:
+        checkpointer.extra["mine"] = 1
+        assert checkpointer.restore(strict=False) == 4
+        assert checkpointer.extra == {"mine": 1}
+    assert "stays as it is: rng" in caplog.text
+    with Checkpointer(root, ema=nn.Linear(1, 1)) as checkpointer, pytest.raises(InvalidInput, match="nothing was l"):
+        checkpointer.restore(strict=False)
+
+
+def test_random_states_of_older_commits(root: str) -> None:
+    seed_everything(4)
+    draw()
+    run = make_run()
+    random.gauss(0, 1)
+    with Checkpointer(root, model=run.model, own=random.Random(3)) as checkpointer:
+        checkpointer.step(0).wait()
+        state = checkpointer.store.at(0)
+        assert state["rng", "python", 1].shape == (625,)
+        assert len(state) < 50
+        old = state.to_state_dict()
+        old["rng"]["python"] = random.getstate()  # 625 integers, as the first versions wrote it
+        old["own"] = random.Random(3).getstate()
+        checkpointer.store.commit(1, old).wait()
+        assert checkpointer.store.at(1)["rng", "python", 1, 0] == old["rng"]["python"][1][0]
+        expected = draw()
+    own = random.Random(5)
+    for step in (0, 1):
+        with Checkpointer(root, model=run.model, own=own) as checkpointer:
+            seed_everything(5)
+            assert checkpointer.restore(step) == step + 1
+            assert draw() == expected
+            assert own.random() == random.Random(3).random()
+            checkpointer.step(step + 1)
+
+
 def test_an_optimizer_without_state_is_emptied(root: str) -> None:
     run = make_run()
     with Checkpointer(root, **run.objects) as checkpointer:

@@ -136,3 +136,45 @@ def test_patterns_that_are_none(bad: Any) -> None:
         Selection(include=bad)
     with pytest.raises(InvalidInput, match="exclude"):
         Selection(exclude=bad)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"include": "*loraa*"}, r"include: nothing has a name like '\*loraa\*'; there are .*lora_a"),
+        ({"include": ["*lora_*", "model"]}, r"include.*'model'.*model/0\.lora_a"),
+        ({"exclude": ["rng", "optimzer"]}, "exclude.*'optimzer'; there are optimizer, "),
+        ({"exclude": "model/0.iner.*"}, r"exclude.*model/0\.inner\."),
+    ],
+)
+def test_a_pattern_that_means_nothing_is_an_error(root: str, options: dict[str, Any], text: str) -> None:
+    model, optimizer = adapted(0)
+    with Checkpointer(root, model=model, optimizer=optimizer, **options) as checkpointer:
+        for act in (lambda: checkpointer.step(0), checkpointer.restore, lambda: checkpointer.step(0)):
+            with pytest.raises(InvalidInput, match=text):
+                act()
+        assert checkpointer.store.commits() == []
+
+
+def test_patterns_that_mean_something(root: str) -> None:
+    model, optimizer = adapted(0)
+    options: dict[str, Any] = {"exclude": ["ema", "ema/*", "rng", "extra", "optimizer/0.lora_a", lambda _: False]}
+    with Checkpointer(root, model=model, optimizer=optimizer, ema=nn.Linear(1, 1), **options) as checkpointer:
+        checkpointer.step(0)
+    # What only the commit has may be left out of a restore.
+    shorter = nn.ModuleDict({"2": model[2]})  # type: ignore[index]
+    with Checkpointer(root, model=shorter, exclude=["model/0.*", "rng"]) as checkpointer:
+        assert checkpointer.restore() == 1
+
+
+def test_what_is_left_out_is_told_once(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = adapted(0)
+    options: dict[str, Any] = {"include": "*lora_*", "exclude": "ema"}
+    with Checkpointer(root, model=model, optimizer=optimizer, ema=nn.Linear(1, 1), **options) as checkpointer:
+        checkpointer.step(0)
+        assert "leave out" not in caplog.text
+        checkpointer.restore()
+        checkpointer.restore()
+    told = [record.getMessage() for record in caplog.records if "leave out" in record.getMessage()]
+    assert len(told) == 1
+    assert "leave out 4 of 8 tensors of model, all of ema: not in the store" in told[0]

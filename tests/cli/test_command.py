@@ -35,18 +35,109 @@ def test_help_teaches(run: Run) -> None:
 
 
 def test_version_and_completion(run: Run) -> None:
-    assert run("--version").out == f"deltastore {deltastore.__version__}\n"
+    assert run("--version").out == run("-V").out == f"deltastore {deltastore.__version__}\n"
     assert "--install-completion" in run("--help").out
 
 
-@pytest.mark.parametrize(
-    "arguments", [["frobnicate"], ["log"], ["get", "x"], ["log", "x", "--frob"], ["log", "x", "-n", "0"]]
-)
+WRONG = [["frobnicate"], ["log"], ["get", "x"], ["log", "x", "--frob"], ["log", "x", "-n", "0"], ["--frob"]]
+
+
+@pytest.mark.parametrize("arguments", WRONG)
 def test_wrong_usage_is_2(run: Run, arguments: list[str]) -> None:
     answer = run(*arguments)
     assert answer.code == 2
     assert answer.out == ""
     assert "Error" in answer.err
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_usage_is_a_document_too(run: Run, arguments: list[str]) -> None:
+    answer = run(*arguments, "--json")
+    assert answer.code == 2
+    error = answer.document["error"]
+    assert error.keys() == {"kind", "message", "exit_code"}
+    assert (error["kind"], error["exit_code"]) == ("usage", 2)
+    assert error["message"] in answer.err
+    assert run(*arguments, "--", "--json").out == ""
+
+
+def test_commits_are_not_counted_by_a_minus(run: Run) -> None:
+    answer = run("show", "x", "-1", "--json")
+    assert answer.code == 2
+    assert "the newest is latest, the one before it latest~1" in answer.err
+    assert "latest~1" in answer.document["error"]["message"]
+    assert "-n 5 gives the newest five" in run("log", "x", "-12").err
+
+
+def test_help_names_no_places_that_this_version_lacks(run: Run) -> None:
+    assert "a folder, or a file:// URL" in run("--help").out
+    assert "a folder, or a file:// URL" in run("log", "--help").out
+
+
+def fail_by(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(deltastore, "open", fail)
+
+
+@pytest.mark.parametrize("error", [ValueError("no\nsuch \x1b[1m"), KeyError("x" * 2000), RecursionError()])
+def test_a_bug_is_one_block_and_70(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    fail_by(monkeypatch, error)
+    answer = run("log", "somewhere")
+    assert answer.code == 70
+    assert answer.out == ""
+    assert len(answer.err.splitlines()) == 1
+    assert len(answer.err) < 1000
+    assert answer.err.startswith(f"error (internal): {type(error).__name__}")
+    assert "this is a bug, please report" in answer.err
+    document = run("log", "somewhere", "--json").document
+    assert (document["error"]["kind"], document["error"]["exit_code"]) == ("internal", 70)
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_a_traceback_is_shown_to_who_asks(run: Run, monkeypatch: pytest.MonkeyPatch, by_variable: bool) -> None:
+    fail_by(monkeypatch, ValueError("\x1b[2J"))
+    if by_variable:
+        monkeypatch.setenv("DELTASTORE_TRACEBACK", "1")
+    answer = run(*([] if by_variable else ["--traceback"]), "log", "somewhere", "--json")
+    assert answer.code == 70
+    assert answer.document["error"]["kind"] == "internal"
+    assert answer.err.startswith("Traceback (most recent call last):\n")
+    assert "in fail" in answer.err
+    assert "\x1b" not in answer.err
+    fail_by(monkeypatch, errors.DeltaStoreError("it failed", details="what a child said"))
+    assert "what a child said" in run("--traceback", "log", "somewhere").err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (PermissionError(13, "Permission denied", "/x"), 10, "(backend): [Errno 13] Permission denied"),
+        (MemoryError(), 1, "not enough memory"),
+    ],
+)
+def test_what_the_machine_refuses_is_no_bug(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
+) -> None:
+    fail_by(monkeypatch, error)
+    answer = run("log", "somewhere")
+    assert answer.code == code
+    assert text in answer.err
+    assert "bug" not in answer.err
+
+
+def test_advice_is_for_the_command_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_by(monkeypatch, errors.NotFound("step 5 needs p, which is gone; call refresh()", step=5, where="p"))
+    assert run("log", "x").err == "error (not_found): step 5 needs p, which is gone; run the command again\n"
+
+
+def test_a_pickle_is_loaded_in_python_only(run: Run, tmp_path: Path) -> None:
+    with deltastore.open(tmp_path, pickle="trust") as store:
+        store.commit(0, {"a": Path("x")}).wait()
+    answer = run("get", tmp_path, 0, "a")
+    assert answer.code == 8
+    assert "; who trusts its writer loads it in Python, with deltastore.open(url, pickle='trust')" in answer.err
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
@@ -132,7 +223,7 @@ def test_warnings_of_the_library_are_cleaned_too(run: Run, hostile: Path, tmp_pa
     shutil.copytree(hostile, copy)
     os.truncate(pack_of(copy, 1), 100)
     answer = run("log", copy)
-    assert answer.out == "no commits yet\n"
+    assert answer.out == "no commit can be read\n1 pack cannot be opened: run `deltastore verify`\n"
     assert "warning: pack cannot be used" in answer.err
     assert "run\\x1b[31m" in answer.err
     assert "\x1b" not in answer.err

@@ -134,9 +134,22 @@ def test_the_demo_takes_a_new_folder_only(run: Run, tmp_path: Path) -> None:
     assert run("demo", "--steps", "1").code == 2
 
 
+@pytest.mark.parametrize("width", [30, 33, 201])
+def test_a_width_that_no_model_has(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    answer = run("demo", "--width", width)
+    assert answer.code == 2
+    assert f"{width} is no multiple of 4: try {width // 4 * 4} or" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_child_that_fails_says_why() -> None:
     with pytest.raises(DeltaStoreError, match=r"'absent' of the demo ended with code 1: .*No module named"):
         run_training("absent", [], lambda done: None)
+    with pytest.raises(DeltaStoreError, match=r"'train' of the demo ended with code 1: \w+Error: ") as caught:
+        run_training("train", ["--steps", "4", "--width", "33", "--store", "memory://x"], lambda done: None)
+    assert "Traceback" not in caught.value.message
+    assert "Traceback" in caught.value.details
 
 
 def test_the_model_has_about_two_million_parameters_and_tied_embeddings() -> None:

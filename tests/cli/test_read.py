@@ -143,6 +143,27 @@ def test_a_leaf_that_is_not_there(run: Run, small: Path) -> None:
     assert "near it: model/wte.weight" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("nope", "its parts: model, list, rng, plain"),
+        ("modle", "near it: model"),
+        ("rng/quantum", "in rng: rng/python, rng/numpy"),
+        ("rng/python/1/xyzzyxyzzy", "in rng/python/[1]: rng/python/[1]/[0], "),
+        ("wte.weight", "near it: model/wte.weight"),
+        ("list/5", "in list: list/[0], list/[1]"),
+        ("list/0/deeper", "in list/[0]: nothing"),
+        ("model/wte", "below it: model/wte.weight"),
+    ],
+)
+def test_what_is_there_instead(run: Run, small: Path, tmp_path: Path, path: str, hint: str) -> None:
+    for answer in (run("get", small, 1, path), run("export", small, 1, tmp_path / "x.pt", "--part", path)):
+        assert answer.code == 3
+        assert f"step 1 has no such leaf; {hint}" in answer.err
+        assert len(answer.err) < 400
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_more_values_than_a_document_should_hold(run: Run, tmp_path: Path) -> None:
     with deltastore.open(tmp_path / "s") as store:
         store.commit(0, {"w": torch.zeros(1_000_001, dtype=torch.uint8)}).wait()
@@ -187,5 +208,8 @@ def test_export_overwrites_only_by_force(run: Run, small: Path, tmp_path: Path) 
 def test_export_names_the_formats(run: Run, small: Path, tmp_path: Path) -> None:
     answer = run("export", small, 1, tmp_path / "model.onnx")
     assert answer.code == 2
-    assert "'torch'" in answer.err
+    assert "'torch' (.pt .pth .bin .ckpt); give one with --format" in answer.err
+    answer = run("export", small, 1, tmp_path / "model.pt", "--format", "pickle")
+    assert answer.code == 2
+    assert "--format pickle: there is no such format; known are 'torch'" in answer.err
     assert run("export", small, 1, tmp_path / "model.onnx", "--format", "torch").code == 0

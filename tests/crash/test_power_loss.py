@@ -22,7 +22,7 @@ SITES = {
     "root folder, after FORMAT": "root folder: fsync_folder(folder) in publish_new from _ensure_format",
     "epoch file": "epoch file: fsync(fd) in publish_new from next_epoch",
     "epochs folder": "epochs folder: fsync_folder(folder) in publish_new from next_epoch",
-    "packs folder, before a parent is chosen": "packs folder: fsync_folder(path) in sync from claim",
+    "packs folder, before a parent is chosen": "packs folder: fsync_folder(path) in sync from next_epoch",
     "pack file": "pack file: fsync(fd) in stage from _attempt",
     "packs folder, after a pack": "packs folder: fsync_folder(folder) in publish from _attempt",
     "packs folder, between deletions": "packs folder: fsync_folder(path) in sync from delete_commits",

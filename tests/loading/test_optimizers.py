@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -292,6 +293,78 @@ def test_capturable_is_dropped_where_there_is_no_accelerator(saved: Save) -> Non
     train(model, other, range(1, 2))
 
 
+ALIKE = ({"SGD", "momentum"}, {"Adam", "fused AdamW", "foreach AdamW", "tensor lr"})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_another_class_is_refused(captured: Save, name: str) -> None:
+    model = mlp()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    train(model, optimizer, range(1))
+    state = captured(model=model, optimizer=optimizer)
+    for other, make in OPTIMIZERS.items():
+        living = make(model.parameters())
+        if other == name or any({other, name} <= alike for alike in ALIKE):
+            assert state.load_into(model=model, optimizer=living).ok
+            continue
+        before = copy.deepcopy(living.state_dict())
+        pattern = f"optimizer: the commit has the state of .*, the object is {type(living).__name__} "
+        with pytest.raises(InvalidInput, match=pattern):
+            state.load_into(model=model, optimizer=living)
+        assert state.load_into(strict=False, model=model, optimizer=living).mismatched == ["optimizer"]
+        with pytest.raises(InvalidInput, match="nothing was loaded"):
+            state.load_into(strict=False, optimizer=living)
+        assert_same(before, living.state_dict())
+
+
+def test_a_state_that_lacks_a_slot_is_refused(saved: Save) -> None:
+    model = mlp()
+    optimizer = adamw(model)
+    train(model, optimizer, range(1))
+    content = optimizer.state_dict()
+    del content["state"][2]["exp_avg_sq"]
+    with pytest.raises(InvalidInput, match="slots exp_avg, exp_avg_sq, step"):
+        saved(optimizer=content).load_into(optimizer=optimizer)
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params: Any, **more: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0, **more})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["exp_avg"] = parameter.detach().clone()
+        return closure()
+
+
+class Renamed(torch.optim.AdamW):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"step": torch.tensor(1.0), "mine": parameter.detach().clone()}
+        return closure()
+
+
+def test_classes_of_the_users_own_are_told_apart_by_their_options(captured: Save) -> None:
+    model = mlp()
+    lion = Lion(model.parameters())
+    torch.optim.lr_scheduler.OneCycleLR(lion, 0.2, total_steps=4, cycle_momentum=False)  # adds options to the groups
+    train(model, lion, range(1))
+    state = captured(model=model, optimizer=lion)
+    newer = Lion(model.parameters(), cautious=True)  # an option that the commit does not know yet
+    assert state.load_into(model=model, optimizer=newer).ok
+    assert newer.param_groups[0]["cautious"] is True
+    for other in (adamw(model), torch.optim.SGD(model.parameters())):
+        with pytest.raises(InvalidInput, match=r"another optimizer \(options betas, weight_decay; slots exp_avg\)"):
+            state.load_into(model=model, optimizer=other)
+    renamed = Renamed(model.parameters())
+    train(model, renamed, range(1))
+    assert captured(model=model, optimizer=renamed).load_into(model=model, optimizer=Renamed(model.parameters())).ok
+    with pytest.raises(InvalidInput, match=r"slots mine, step\)"):
+        captured(model=model, optimizer=renamed).load_into(model=model, optimizer=adamw(model))
+
+
 class Own(torch.optim.SGD):
     def load_state_dict(self, state_dict: Any) -> None:
         self.seen = sorted(state_dict["state"])
@@ -378,6 +451,7 @@ def test_anything_with_a_state_dict(captured: Save) -> None:
     assert (loader.at, scaler.get_scale()) == (5, 8.0)
     with pytest.raises(InvalidInput, match=r"missing.*other"):
         state.load_into(loader=loader, other=Loader(0))
-    assert state.load_into(strict=False, loader=loader, other=Loader(0)).missing == ["other"]
+    absent = nn.Linear(2, 2)
+    assert state.load_into(strict=False, loader=loader, other=Loader(0), ema=absent).missing == ["ema", "other"]
     with pytest.raises(InvalidInput, match="no key"):
         state.load_into(strict=False, other=Loader(0))

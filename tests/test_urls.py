@@ -1,0 +1,78 @@
+"""Which tier a URL names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltastore.errors import InvalidInput
+from deltastore.tiers.local import LocalTier
+from deltastore.tiers.memory import MemoryTier
+from deltastore.urls import open_tier
+
+
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = str(tmp_path / "run")
+    for url in ("run", "./run", "sub/../run", tmp_path / "run", str(tmp_path / "run"), (tmp_path / "run").as_uri()):
+        tier = open_tier(url)
+        assert isinstance(tier, LocalTier)
+        assert os.path.normpath(tier.url) == expected
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "100%", "a#b", "a?b", "memory:", "~"])
+def test_names_with_odd_characters(tmp_path: Path, name: str) -> None:
+    for url in (tmp_path / name, (tmp_path / name).as_uri()):
+        assert open_tier(url).url == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("memory://a", "memory://a"),
+        ("memory://a/b", "memory://a/b"),
+        ("memory://", "memory://default"),
+        ("MEMORY://A", "memory://A"),
+    ],
+)
+def test_places_in_memory(url: str, found: str) -> None:
+    tier = open_tier(url)
+    assert isinstance(tier, MemoryTier)
+    assert tier.url == found
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "hdfs://h/run", "https://h/run", "c://x", "://x", "file+x:///a"])
+def test_schemes_that_this_version_does_not_know(url: str) -> None:
+    with pytest.raises(InvalidInput, match="folder, file:// or memory://") as caught:
+        open_tier(url)
+    assert caught.value.url == url
+
+
+def test_an_empty_url() -> None:
+    with pytest.raises(InvalidInput, match="empty"):
+        open_tier("")
+
+
+@pytest.mark.parametrize("url", ["file://data/run", "file://server/share/run"])
+def test_a_file_url_with_a_host_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        open_tier(url)
+
+
+@pytest.mark.parametrize("url", ["file:///tmp/a#b", "file:///tmp/a?b=1"])
+def test_no_part_of_a_file_url_is_dropped(url: str) -> None:
+    try:
+        tier = open_tier(url)
+    except InvalidInput:
+        return
+    assert tier.url == url.removeprefix("file://")
+
+
+@pytest.mark.parametrize("url", [b"/tmp/run", 5, None])
+def test_what_is_no_url_is_refused(url: Any) -> None:
+    with pytest.raises(InvalidInput):
+        open_tier(url)
