@@ -12,7 +12,7 @@ from typing import Any
 
 from deltastore.errors import DeltaStoreError
 
-_TAIL_CHARACTERS = 600
+_TAIL_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -84,4 +84,5 @@ def run_check(arguments: list[str]) -> dict[str, Any]:
 def _failed(kind: str, code: int, errors: Any) -> DeltaStoreError:
     errors.seek(0)
     tail = errors.read().strip()[-_TAIL_CHARACTERS:]
-    return DeltaStoreError(f"the process {kind!r} of the demo ended with code {code}: {tail or 'it said nothing'}")
+    last = tail.splitlines()[-1].strip() if tail else "it said nothing"
+    return DeltaStoreError(f"the process {kind!r} of the demo ended with code {code}: {last}", details=tail)

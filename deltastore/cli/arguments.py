@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import deltastore
+from deltastore.cli.wording import no_store
 from deltastore.errors import AlreadyExists, NotFound
 from deltastore.reader import State
 from deltastore.store import Store
@@ -19,6 +20,7 @@ class Mode:
     """How the running command answers."""
 
     json: bool = False
+    traceback: bool = False
 
 
 def _remember_json(ctx: typer.Context, value: bool) -> bool:
@@ -28,7 +30,7 @@ def _remember_json(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="Folder or URL of the store.")]
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store: a folder, or a file:// URL.")]
 RefArgument = Annotated[str, typer.Argument(metavar="REF", help="Step, latest, latest~N, tag or commit id.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", callback=_remember_json, help="Print one JSON document and nothing else.")
@@ -38,7 +40,12 @@ ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite a fi
 
 def open_to_read(url: str) -> Store:
     """Return an existing store that nothing is written to."""
-    return deltastore.open(url, "r")
+    try:
+        return deltastore.open(url, "r")
+    except NotFound as error:
+        if "url" in error.fields:
+            raise no_store(url) from error
+        raise
 
 
 def open_to_write(url: str) -> Store:

@@ -32,6 +32,9 @@ Examples:
   deltastore demo --steps 200 --json
 """
 
+HEADS = 4
+"""Attention heads of the model: each takes an equal part of its width."""
+
 
 def demo(
     folder: Annotated[
@@ -44,11 +47,17 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Run the demo."""
+    if width % HEADS:
+        lower = width // HEADS * HEADS
+        raise typer.BadParameter(
+            f"{width} is no multiple of {HEADS}: try {lower} or {lower + HEADS}", param_hint="--width"
+        )
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise AlreadyExists(f"{folder} is there and not empty: name a new folder", path=str(folder))
     place = Path(tempfile.mkdtemp(prefix="deltastore-demo-")) if folder is None else folder
     place.mkdir(parents=True, exist_ok=True)
-    model = ["--steps", str(steps), "--layers", str(layers), "--width", str(width), "--threads", str(_threads())]
+    sizes = {"steps": steps, "layers": layers, "width": width, "heads": HEADS, "threads": _threads()}
+    model = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
     keep = keep or folder is not None
     try:
         result = run(place, steps, model, narrate=not as_json)

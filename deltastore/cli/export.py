@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -16,8 +17,10 @@ from deltastore.cli.arguments import (
     require_absent,
     state_at,
 )
-from deltastore.cli.leaf_paths import PATH_HELP, parse_path
+from deltastore.cli.leaf_paths import PATH_HELP, find
 from deltastore.cli.output import commit_json, print_json, say, size
+from deltastore.errors import InvalidInput
+from deltastore.types import Path
 
 HELP = """Write a commit, or a part of it, as a standard state_dict.
 
@@ -28,6 +31,8 @@ Examples:
   deltastore export runs/gpt2 latest checkpoint.pt
   deltastore export runs/gpt2 best model.pt --part model
 """
+
+_ALL: Path = ()
 
 
 def export(
@@ -42,14 +47,28 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a file."""
+    require_format(out, format_name)
     require_absent(out, force=force)
     with open_to_read(url) as store:
         state = state_at(store, ref)
-        keys = () if part is None else parse_path(state, part)
-        written = formats.save(state[keys] if keys else state, out, format_name)
+        keys, value = _ALL, state
+        if part is not None:
+            keys, value = find(state, part)
+        written = formats.save(value, out, format_name)
         place = store.url
     if as_json:
         commit = commit_json(state.commit)
         print_json({"store": place, "commit": commit, "part": list(keys), "file": out, "bytes": written})
     else:
         say(f"wrote {out}: step {state.commit.step}, {size(written)}")
+
+
+def require_format(path: str, name: str) -> None:
+    """Raise InvalidInput unless there is a format of this name, or for "auto" one of the file's extension."""
+    known = ", ".join(f"{entry.name!r} ({' '.join(entry.suffixes)})" for entry in formats.FORMATS)
+    if name == "auto":
+        suffix = os.path.splitext(path)[1].lower()
+        if not any(suffix in entry.suffixes for entry in formats.FORMATS):
+            raise InvalidInput(f"{path}: the extension names no format; known are {known}; give one with --format")
+    elif all(entry.name != name for entry in formats.FORMATS):
+        raise InvalidInput(f"--format {name}: there is no such format; known are {known}")

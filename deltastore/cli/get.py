@@ -19,7 +19,7 @@ from deltastore.cli.arguments import (
     require_absent,
     state_at,
 )
-from deltastore.cli.leaf_paths import PATH_HELP, parse_path, path_text
+from deltastore.cli.leaf_paths import PATH_HELP, find, path_text
 from deltastore.cli.output import commit_json, print_json, say, size
 from deltastore.document import leaves
 from deltastore.errors import InvalidInput
@@ -63,8 +63,7 @@ def get(
         require_absent(output, force=force)
     with open_to_read(url) as store:
         state = state_at(store, ref)
-        keys = parse_path(state, path)
-        found = state[keys]
+        keys, found = find(state, path)
         if isinstance(found, State):
             raise InvalidInput(
                 f"{show_path(keys)} is no leaf, {len(found)} are below it: `ls` lists them, `export --part` writes them"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from deltastore.document import subtree
-from deltastore.errors import InvalidInput
+from deltastore.errors import InvalidInput, NotFound
 from deltastore.reader import State
 from deltastore.types import Key, Path, show_path
 
 _INTEGER = re.compile(r"\[(-?[0-9]{1,40})\]|(-?[0-9]{1,40})")
 _MISSING = object()
+_MOST_NAMED = 8
 
 PATH_HELP = (
     "Path of a leaf: model/wte.weight; integers as digits or [0]. A key that holds a slash: give the path as a JSON "
@@ -36,6 +39,59 @@ def parse_path(state: State, text: str) -> Path:
     for part in text.strip("/").split("/"):
         path = (*path, _key(document, path, part))
     return path
+
+
+def find(state: State, text: str) -> tuple[Path, Any]:
+    """Return the path that a text means in a state and what is there: a leaf, or the state below it.
+
+    Raises
+    ------
+    NotFound
+        Nothing is there; what is near is named.
+    """
+    path = parse_path(state, text)
+    if not _has(state.document, path):
+        raise not_there(state, path)
+    return path, state[path]
+
+
+def holds(state: State, path: Path) -> bool:
+    """Return whether a leaf is at a path or below it."""
+    return _has(state.document, path)
+
+
+def is_below_dots(path: Path, prefix: Path) -> bool:
+    """Return whether a path goes on after a prefix with a dot, as ``model/h.0.weight`` does after ``model/h.0``."""
+    stem = str(prefix[-1]).rstrip(".") if prefix else ""
+    if not stem or len(path) < len(prefix) or path[: len(prefix) - 1] != prefix[:-1]:
+        return False
+    key = path[len(prefix) - 1]
+    return isinstance(key, str) and key.startswith(f"{stem}.")
+
+
+def not_there(state: State, path: Path) -> NotFound:
+    """Return the error for a path that is not in a state: it names what is below it, near it, or beside it."""
+    parent = path[:-1]
+    while parent and not _has(state.document, parent):
+        parent = parent[:-1]
+    depth = len(parent) + 1
+    leaves = list(state)
+    below = (leaf for leaf in leaves if len(leaf) >= depth and leaf[: depth - 1] == parent)
+    beside = {str(leaf[depth - 1]): leaf[:depth] for leaf in below}
+    if dotted := [leaf for leaf in leaves if is_below_dots(leaf, path)]:
+        hint = f"below it: {_listed(dotted)}"
+    elif near := difflib.get_close_matches(str(path[depth - 1]), beside, n=3):
+        hint = f"near it: {_listed(beside[key] for key in near)}"
+    elif longer := [leaf for leaf in leaves if leaf[-len(path) :] == path]:
+        hint = f"near it: {_listed(longer)}"
+    else:
+        hint = f"{f'in {path_text(parent)}' if parent else 'its parts'}: {_listed(beside.values()) or 'nothing'}"
+    return NotFound(f"{path_text(path)}: step {state.commit.step} has no such leaf; {hint}", path=path)
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    texts = [path_text(path) for path in paths]
+    return ", ".join(texts[:_MOST_NAMED]) + (", ..." if len(texts) > _MOST_NAMED else "")
 
 
 def path_text(path: Path) -> str:

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from deltastore.cli.arguments import JsonOption, UrlArgument, open_to_read
+from deltastore.cli.inside import unreadable_packs
 from deltastore.cli.leaf_rows import layout_of
 from deltastore.cli.output import (
     cell,
     commit_json,
+    count,
     local_time,
     metrics_text,
     print_json,
@@ -28,6 +30,7 @@ HELP = """List the commits, newest first (as git does).
 kind   base: complete in itself; delta: needs the commits before it, back to a base
 bytes  what the commit takes in the store, everything included
 exact  whether it restores bit for bit
+line   ~ for a commit that was left behind: the run went back to an older one, and the latest does not build on it
 
 \b
 Examples:
@@ -52,21 +55,41 @@ def log(
     """List commits."""
     with open_to_read(url) as store:
         commits = store.commits()
+        line = {commit.id for commit in store.lineage()}
+        unreadable = unreadable_packs(store)
         summary = statistics(store, commits) if stats else None
         place = store.url
     shown = commits[::-1][: limit if limit is not None else len(commits)]
     shown = shown[::-1] if reverse else shown
     if as_json:
-        document: dict[str, Any] = {"store": place, "commits": [commit_json(commit) for commit in shown]}
+        listed = [{**commit_json(commit), "on_line": commit.id in line} for commit in shown]
+        document: dict[str, Any] = {"store": place, "commits": listed, "unreadable_packs": unreadable}
         print_json(document if summary is None else {**document, "stats": summary})
         return
-    if not commits:
-        say("no commits yet")
-        return
-    print_table(_COLUMNS, (_cells(commit) for commit in shown))
-    if summary is not None:
+    if commits:
+        _print_commits(shown, line)
+    else:
+        say("no commit can be read" if unreadable else "no commits yet")
+    if unreadable:
+        say(f"{count(len(unreadable), 'pack')} cannot be opened: run `deltastore verify`", "red")
+    if summary is not None and commits:
         say("")
         print_table(["", ""], _summary_lines(summary))
+
+
+def _print_commits(commits: list[Commit], line: set[str]) -> None:
+    if all(commit.id in line for commit in commits):
+        print_table(_COLUMNS, map(_cells, commits))
+        return
+    at = _COLUMNS.index("kind")
+    rows: list[list[object]] = []
+    for commit in commits:
+        is_left = commit.id not in line
+        cells = _cells(commit)
+        cells.insert(at, "~" if is_left else "")
+        rows.append([cell(value, "dim") for value in cells] if is_left else cells)
+    print_table((*_COLUMNS[:at], "line", *_COLUMNS[at:]), rows)
+    say("~ left behind: the latest commit does not build on it")
 
 
 def _cells(commit: Commit) -> list[object]:

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Self
@@ -117,6 +118,13 @@ def print_error(error: DeltaStoreError, *, as_json: bool) -> None:
     console(stderr=True).print(block, soft_wrap=True)
 
 
+def print_traceback(error: BaseException, details: str = "") -> None:
+    """Print where an error arose on stderr, and what else is known of it."""
+    text = "".join(traceback.format_exception(error))
+    for line in [*text.splitlines(), *details.splitlines()]:
+        typer.echo(clean(line), err=True)
+
+
 class _CleanHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         block = Text.assemble((record.levelname.lower(), "yellow"), f": {clean(record.getMessage())}")
@@ -171,13 +179,23 @@ class Bar:
             self._progress.console.print(Text(clean(text)), soft_wrap=True)
 
 
-def size(count: float) -> str:
+def size(number: float) -> str:
     """Return bytes as people read them."""
     unit = 0
-    while abs(count) >= 1024 and unit < len(_UNITS) - 1:
-        count /= 1024
+    while abs(number) >= 1024 and unit < len(_UNITS) - 1:
+        number /= 1024
         unit += 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+    return f"{number:.0f} {_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
+
+
+def count(number: int, name: str) -> str:
+    """Return a number of things: 1 pack, 2 packs."""
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def named(names: Sequence[str], most: int = 3) -> str:
+    """Return the first few names."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def duration(seconds: float) -> str:

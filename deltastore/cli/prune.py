@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from deltastore.cli.arguments import JsonOption, UrlArgument, open_to_read, open_to_write
-from deltastore.cli.output import print_json, say, size
+from deltastore.cli.output import count, named, print_json, say, size
+from deltastore.cli.show import chain_of
 from deltastore.errors import InvalidInput
+from deltastore.handle import Commit
 
 HELP = """Delete the commits that nothing kept needs. Only says what would go, unless --apply is given.
 
@@ -32,19 +34,47 @@ def prune(
     if apply and keep_last is None and keep_every is None:
         raise InvalidInput("--apply needs --keep-last or --keep-every: say what stays")
     with open_to_write(url) if apply else open_to_read(url) as store:
-        steps = {commit.id: commit.step for commit in store.commits()}
+        commits = store.commits()
         report = store.prune(keep_last or 1, keep_every, dry_run=not apply)
+        left = store.commits()  # it looked at the packs themselves
         place = store.url
+    held = report.held_back
     if as_json:
-        commits = [{"id": commit, "step": steps.get(commit)} for commit in report.commits]
-        kept = len(steps) - len(commits)
-        document = {"store": place, "dry_run": report.dry_run, "commits": commits, "kept": kept, "bytes": report.bytes}
+        steps = {commit.id: commit.step for commit in commits}
+        document = {
+            "store": place,
+            "dry_run": report.dry_run,
+            "commits": [{"id": commit, "step": steps.get(commit)} for commit in report.commits],
+            "kept": len(commits) - len(report.commits),
+            "bytes": report.bytes,
+            "held_back": list(held),
+        }
         print_json(document)
         return
-    if not report.commits:
-        say("nothing to delete: every commit is kept, or needed by one that is")
-        return
-    verb = "would delete" if report.dry_run else "deleted"
-    say(f"{verb} {len(report.commits)} of {len(steps)} commits, {size(report.bytes)}")
-    if report.dry_run:
+    if report.commits:
+        verb = "would delete" if report.dry_run else "deleted"
+        say(f"{verb} {len(report.commits)} of {len(commits)} commits, {size(report.bytes)}")
+    elif not held:
+        say(f"nothing to delete: {_why(left, keep_last or 1)}")
+    if held:
+        begin = "" if report.commits else "nothing to delete: "
+        packs = count(len(held), "pack")
+        say(f"{begin}{packs} cannot be opened and may need what is older, which stays: {named(held)}")
+        say("`deltastore verify` tells what is wrong")
+    if report.commits and report.dry_run:
         say("nothing was changed; --apply deletes")
+
+
+def _why(commits: list[Commit], keep_last: int) -> str:
+    """Return why all of some commits stay, and what would help."""
+    if not commits:
+        return "there are no commits"
+    if len(commits) <= keep_last:
+        return f"of {count(len(commits), 'commit')} the last {keep_last} are kept"
+    chain = chain_of(commits, commits[-1])
+    if len(chain) == len(commits):
+        return (
+            f"the latest commit is read from all {len(chain)}, from the base of step {chain[0].step} on. A newer base "
+            "would let them go: the run writes one from time to time, and whenever it commits with a tag"
+        )
+    return "every commit is kept, or needed by one that is"

@@ -40,6 +40,8 @@ def tag(
     with open_to_write(url) as store:
         commit = None if delete else state_at(store, ref or "latest").commit
         store.tag(name, None if commit is None else commit.id, move=move)
+        if commit is not None:
+            commit = store.at(commit.id).commit  # with the tag
         place = store.url
     if as_json:
         print_json({"store": place, "tag": name, "commit": None if commit is None else commit_json(commit)})

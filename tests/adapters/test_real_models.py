@@ -26,7 +26,7 @@ MODELS: dict[str, Build] = {
         hf.LlamaConfig(vocab_size=200, num_key_value_heads=2, tie_word_embeddings=True, **SMALL)
     ).bfloat16(),
     "t5": lambda: hf.T5ForConditionalGeneration(
-        hf.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=200, decoder_start_token_id=0)
+        hf.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=200)
     ),
     "mixtral": lambda: hf.MixtralForCausalLM(
         hf.MixtralConfig(vocab_size=200, num_key_value_heads=2, num_local_experts=4, **SMALL)
@@ -43,7 +43,8 @@ def loss_of(name: str, model: torch.nn.Module, step: int) -> torch.Tensor:
         images = torch.randn(2, 3, 32, 32, generator=generator)
         return model(images).logits.float().square().mean()  # type: ignore[no-any-return]
     tokens = torch.randint(0, 200, (2, 16), generator=generator)
-    return model(input_ids=tokens, labels=tokens).loss  # type: ignore[no-any-return]
+    more = {"decoder_input_ids": tokens} if name == "t5" else {}
+    return model(input_ids=tokens, labels=tokens, **more).loss  # type: ignore[no-any-return]
 
 
 def tied_groups(model: torch.nn.Module) -> list[set[str]]:
