@@ -125,7 +125,8 @@ def test_a_delta_lists_only_what_changed() -> None:
 def test_what_is_asked_for_is_a_base() -> None:
     line, first = Line(), values()
     line.commit(first)
-    for arguments in ({"base": True}, {"fresh": True}):
+    asked: tuple[dict[str, Any], ...] = ({"base": True}, {"fresh": True})
+    for arguments in asked:
         record = line.commit(changed(first, 0, 1), **arguments)
         assert record is not None
         assert record.kind == "base"

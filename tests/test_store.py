@@ -233,7 +233,8 @@ def test_a_reference_to_nothing_is_not_found(store: Store, ref: int | str) -> No
 
 def test_a_commit_is_found_by_all_its_names(store: Store) -> None:
     commits = [store.commit(step, weights(step), tag=f"t{step}").wait() for step in range(3)]
-    for ref in (1, "1", np.int64(1), "latest~1", "t1", commits[1].id, commits[1].id[:8]):
+    names: tuple[Any, ...] = (1, "1", np.int64(1), "latest~1", "t1", commits[1].id, commits[1].id[:8])
+    for ref in names:
         assert store.at(ref).commit == commits[1]
     with pytest.raises(NotFound, match="nearest is step 2"):
         store.at(5)
