@@ -26,6 +26,8 @@ from deltastore.loading.objects import (
     parameters_of,
     view_module,
 )
+from deltastore.loading.plan import keys_at
+from deltastore.reader import State
 from deltastore.tree import NamedOptimizerState
 from deltastore.types import Path
 
@@ -87,12 +89,54 @@ class Capture:
         self._kinds = {name: _storable_kind(name, value) for name, value in objects.items()}
         self.objects = {name: value for name, value in objects.items() if selection.keeps_object(name)}
         self.selection = selection
+        self._all = dict(objects)
+        self._is_checked = selection.is_all
+
+    def check_selection(self, state: State | None = None) -> None:
+        """Raise InvalidInput, before the first capture or load, if a pattern of the selection matches nothing.
+
+        Parameters
+        ----------
+        state : State, optional
+            The commit that is restored: a pattern may leave out what only this one has.
+        """
+        if self._is_checked:
+            return
+        views = self._views(self._all)
+        names = parameter_names(views)
+        tensors = [f"{name}/{stored}" for name, view in views.items() for stored in view.names.values()]
+        for name, value in self._all.items():
+            if self._kinds[name] == OPTIMIZER:
+                tensors += [f"{name}/{label.text}" for label in label_parameters(parameters_of(value), names)]
+        others = [*self._all, RNG, EXTRA]
+        if state is not None:
+            for name in keys_at(state, ()):
+                others.append(str(name))
+                tensors += [f"{name}/{key}" for path in ((name,), (name, "state")) for key in keys_at(state, path)]
+        self.selection.check(tensors, others)
+        self._is_checked = True
+
+    def left_out(self) -> list[str]:
+        """Return what of the objects the selection leaves out, for people: "3 tensors of model", "scheduler"."""
+        found = []
+        for name, value in self._all.items():
+            if name not in self.objects:
+                found.append(f"all of {name}")
+            elif self._kinds[name] == MODULE:
+                names = view_module(name, value).names.values()
+                count = sum(not self.selection.keeps(f"{name}/{stored}") for stored in names)
+                if count:
+                    found.append(f"{count} of {len(names)} tensors of {name}")
+        return found
+
+    def _views(self, objects: Mapping[str, Any]) -> dict[str, ModuleView]:
+        return {name: view_module(name, value) for name, value in objects.items() if self._kinds[name] == MODULE}
 
     def take(self, extra: Mapping[str, Any]) -> tuple[dict[str, Any], Hints]:
         """Return the present state, which shares its tensors with the objects, and what a store cannot see of it."""
         roles: Nearest[str] = Nearest()
         owners: Nearest[Hashable] = Nearest()
-        views = {name: view_module(name, o) for name, o in self.objects.items() if self._kinds[name] == MODULE}
+        views = self._views(self.objects)
         names = parameter_names(views)
         state: dict[str, Any] = {}
         for name, value in self.objects.items():

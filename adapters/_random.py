@@ -11,13 +11,18 @@ import numpy as np
 import torch
 
 from deltastore.errors import InvalidInput
+from deltastore.loading.objects import as_python_state, python_state
 
 log = logging.getLogger("deltastore")
 
 
 def capture_rng() -> dict[str, Any]:
     """Return the state of every global generator; those of CUDA only where CUDA is in use already."""
-    state: dict[str, Any] = {"python": random.getstate(), "numpy": _numpy_state(), "torch": torch.get_rng_state()}
+    state: dict[str, Any] = {
+        "python": python_state(random.getstate()),
+        "numpy": _numpy_state(),
+        "torch": torch.get_rng_state(),
+    }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
@@ -43,7 +48,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
         A state does not fit its generator.
     """
     try:
-        random.setstate(state["python"])
+        random.setstate(as_python_state(state["python"]))
         np.random.set_state(state["numpy"])  # noqa: NPY002 - as above
         torch.set_rng_state(state["torch"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -50,6 +52,55 @@ class Selection:
     def keeps_object(self, name: str) -> bool:
         """Return whether anything of an object is stored."""
         return not any(_matches(pattern, name) for pattern in self._exclude)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self._include is None and not self._exclude
+
+    def check(self, tensors: Iterable[str], others: Iterable[str]) -> None:
+        """Raise for a pattern that means nothing: it is a slip, and what it should have done is not done.
+
+        Parameters
+        ----------
+        tensors
+            The "object/key" names of modules and optimizers.
+        others
+            All other names that `exclude` may have, such as those of whole objects.
+
+        Raises
+        ------
+        InvalidInput
+            A pattern matches none of them. A function is free to.
+        """
+        names = list(dict.fromkeys(tensors))
+        for argument, patterns, known in (
+            ("include", self._include or (), names),
+            ("exclude", self._exclude, [*names, *dict.fromkeys(others)]),
+        ):
+            for pattern in patterns:
+                if isinstance(pattern, str) and not any(_matches(pattern, name) for name in known):
+                    near = ", ".join(_near(pattern, known))
+                    raise InvalidInput(
+                        f"{argument}: nothing has a name like {pattern!r}; there are {near}", pattern=pattern
+                    )
+
+
+NEAR = 4
+"""How many names an error text offers."""
+
+
+def _near(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the names that a pattern may have meant, or else some of them."""
+    parts = {name: name for name in names}
+    for name in names:
+        for part in re.split("[/.]", name):
+            parts.setdefault(part, name)
+    close: list[str] = []
+    for wanted in (re.sub(r"[*?\[\]]", "", pattern), *re.split(r"[/.*?\[\]]", pattern)):
+        close += difflib.get_close_matches(wanted, parts, n=NEAR, cutoff=0.6) if wanted else []
+    found = list(dict.fromkeys(parts[part] for part in close)) or list(names)
+    return [*found[:NEAR], *(["..."] if len(names) > NEAR else [])]
 
 
 def _patterns(argument: str, value: Any) -> Sequence[Pattern]:

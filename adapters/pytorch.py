@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,13 +22,13 @@ from deltastore.adapters._selection import Pattern, Selection
 from deltastore.adapters._signals import TerminationGate
 from deltastore.adapters._stats import Meter, Stats, describe_layout
 from deltastore.config import Policy, exact_restore_cost
-from deltastore.errors import Conflict, InvalidInput, NotFound
+from deltastore.errors import Conflict, InvalidInput, NotFound, ReadOnly
 from deltastore.handle import Commit, Handle
 from deltastore.layout import Layout
 from deltastore.loading import load_objects
-from deltastore.loading.plan import keys_at, value_at
+from deltastore.loading.plan import keys_at, some, value_at
 from deltastore.opening import open as open_store
-from deltastore.reader import State
+from deltastore.reader import Report, State
 from deltastore.store import Store
 
 __all__ = ["Checkpointer", "Stats"]
@@ -51,7 +52,8 @@ class Checkpointer:
         Commit the steps that are multiples of it; the others give a skipped handle.
     include, exclude : pattern, function, or sequence of them; optional
         Which tensors are stored, by "object/key" names: ``include="*lora_*"`` stores an adapter without its frozen
-        backbone. `exclude` may also name whole objects, and "rng". What is left out is neither stored nor restored.
+        backbone. `exclude` may also name whole objects, and "rng". What is left out is neither stored nor restored;
+        `restore` says how much that is. A pattern that matches nothing is an error of the first `step` or `restore`.
     on_pressure : {"wait", "skip"}
         What `step` does while the writer is behind: wait for it, or leave the step out.
     overhead : optional
@@ -75,10 +77,16 @@ class Checkpointer:
 
     From its first step (or ``with``) to its close it holds SIGTERM, in the main thread: the next `step` or `close`
     takes the last commit and waits for it, then the earlier handler runs, by default the end of the process. A second
-    SIGTERM goes straight to the earlier handler.
+    SIGTERM goes straight to the earlier handler, also while the last commit is being written. Where the first step (or
+    ``with``) is in another thread, SIGTERM is not watched.
 
-    It belongs to one thread, and to the process that made the first step: a forked child gets Conflict. Handles may be
-    waited for anywhere.
+    It has no lock: its calls must come one after the other, from whichever thread, and while nothing changes the
+    objects. Handles may be waited for in any thread at any time. It belongs to the process that made the first step or
+    restore: a forked child gets Conflict.
+
+    After the close `step`, `restore`, `edit` and `flush` are refused and nothing brings it back; handles, `wait` for
+    what was committed, `stats`, `plan` and :attr:`extra` still answer. A store that was given stays open and may be
+    used on, one that was opened here is closed.
     """
 
     def __init__(
@@ -97,6 +105,12 @@ class Checkpointer:
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidInput(f"policy is {policy!r}, expected a deltastore.Policy or None")
         restore_cost = exact_restore_cost(policy)
+        if isinstance(store, Store) and not store.is_writable:
+            raise ReadOnly(
+                f"{store.url} was opened with mode 'r', and a Checkpointer writes: open it with mode 'a', or load a "
+                f"state without a Checkpointer, store.at(ref).load_into(model=model)",
+                url=store.url,
+            )
         if type(interval) is not int or interval < 1:
             raise InvalidInput(f"interval is {interval!r}, expected an integer of 1 or more")
         if on_pressure not in (WAIT, SKIP):
@@ -116,6 +130,9 @@ class Checkpointer:
         self._pid: int | None = None
         self._is_editing = False
         self._is_closed = False
+        self._has_told_left_out = False
+        self._has_announced = False
+        self._newest: int | None = None
         self._pending = Pending()
         self.extra: dict[str, Any] = {}
 
@@ -126,7 +143,7 @@ class Checkpointer:
 
     # ---------------------------------------------------------------- restoring
 
-    def restore(self, ref: int | str = "latest", strict_exact: bool = False) -> int:
+    def restore(self, ref: int | str = "latest", strict_exact: bool = False, strict: bool = True) -> int:
         """Bring everything back to a commit, and go on from there: the next commit follows it.
 
         May be called again in the middle of a run, to go back after a NaN: what was committed since stays readable, on
@@ -138,6 +155,9 @@ class Checkpointer:
             A step, "latest", "latest~3", a tag or a commit id.
         strict_exact : bool
             Refuse a commit that is not exact.
+        strict : bool
+            False: restore what fits, and leave as it is what the commit does not hold or holds in another form, such as
+            a new object or an optimizer of another class; a warning names it. Random states are restored all the same.
 
         Returns
         -------
@@ -147,7 +167,7 @@ class Checkpointer:
         Raises
         ------
         InvalidInput
-            The objects do not fit the commit; they were not touched.
+            The objects do not fit the commit, or none of them does although `strict` is false; they were not touched.
         NotFound
             There is no such commit.
         Conflict
@@ -161,37 +181,64 @@ class Checkpointer:
             state = self._store.restore(ref)
         except NotFound:
             if ref == "latest" and not self._store.commits():
+                self._capture.check_selection()
                 return 0
             raise
-        self._load(state, strict_exact=strict_exact)
+        self._capture.check_selection(state)
+        self._load(state, strict_exact=strict_exact, strict=strict)
         self._pending.left_out = None
         log.info("%s: restored step %d (%s)", self._store.url, state.commit.step, state.commit.id[:12])
         return state.commit.step + 1
 
-    def _load(self, state: State, *, strict_exact: bool) -> None:
+    def _load(self, state: State, *, strict_exact: bool, strict: bool) -> None:
         if not state.fidelity.exact:
             if strict_exact:
                 raise InvalidInput(f"step {state.commit.step} is not exact, and strict_exact=True asks for that")
             log.warning("step %d is not exact: every tensor lies within its recorded bound", state.commit.step)
         held = set(keys_at(state, ()))
         selection = self._capture.selection
-        if selection.keeps_object(RNG) and RNG not in held:
+        if strict and selection.keeps_object(RNG) and RNG not in held:
             raise InvalidInput(
                 f"step {state.commit.step} has no random states, the run would go on with others; pass "
-                f"exclude=['rng'] if that is meant",
+                f"exclude=['rng'] if that is meant, or restore(strict=False)",
                 missing=[RNG],
             )
         # Read before anything is touched: damage must leave the objects as they are.
         values = {name: value_at(state, (name,)) for name in (EXTRA, RNG) if name in held}
-        load_objects(state, self._capture.objects, strict=True, expected=selection.keeps)
+        report = load_objects(
+            state,
+            self._capture.objects,
+            strict=strict,
+            expected=selection.keeps,
+            advice="restore(strict=False) restores the rest",
+        )
+        self._tell_what_differs(state, report, held)
         unused = sorted(str(name) for name in held - {RNG, EXTRA} - set(self._capture.objects))
         if unused:
             log.warning("step %d also holds %s, which no object takes", state.commit.step, ", ".join(unused))
-        if selection.keeps_object(EXTRA):
+        if selection.keeps_object(EXTRA) and (strict or EXTRA in held):
             self.extra.clear()
             self.extra.update(values.get(EXTRA, {}))
-        if selection.keeps_object(RNG):
+        if selection.keeps_object(RNG) and RNG in held:
             restore_rng(values[RNG])
+
+    def _tell_what_differs(self, state: State, report: Report, held: set[Any]) -> None:
+        step = state.commit.step
+        stays = [*report.missing, *report.mismatched]
+        if self._capture.selection.keeps_object(RNG) and RNG not in held:
+            stays.append(RNG)
+        if stays:
+            log.warning("step %d has no fitting state for what stays as it is: %s", step, some(stays))
+        if report.unexpected:
+            log.warning("step %d also holds, and nothing takes: %s", step, some(report.unexpected))
+        if not self._has_told_left_out:
+            self._has_told_left_out = True
+            left_out = self._capture.left_out()
+            if left_out:
+                log.warning(
+                    "include and exclude leave out %s: not in the store, they keep the values that they have now",
+                    ", ".join(left_out),
+                )
 
     # ---------------------------------------------------------------- committing
 
@@ -201,7 +248,7 @@ class Checkpointer:
         Parameters
         ----------
         step : int
-            Its number; never smaller than the one before.
+            Its number, also as a numpy or torch integer; never smaller than the one before.
         exact : bool, optional
             True: commit this step exactly, also if `interval` or `on_pressure` would leave it out.
         metrics : mapping, optional
@@ -222,13 +269,15 @@ class Checkpointer:
             An earlier commit failed in the background and nobody was told yet; this step was not committed.
         """
         self._require_usable("step")
-        if type(step) is not int or step < 0:
-            raise InvalidInput(f"step is {step!r}, expected an integer of 0 or more")
+        step = _as_step(step)
+        self._capture.check_selection()
         self._pid = os.getpid()
         self._gate.install()
         self._pending.raise_failure()
         self._meter.steps += 1
         forced = exact is True or self._gate.pending
+        if self._gate.pending:
+            self._announce_last(step)
         handle = self._leave_out(step) if not forced and self._is_left_out(step) else self._commit(step, exact, metrics)
         if self._gate.pending:  # it may have come while the commit was taken
             self._terminate(step)
@@ -249,14 +298,21 @@ class Checkpointer:
         handle = self._store.commit_with_hints(step, state, hints, exact=exact, metrics=metrics)
         self._meter.watch(handle, time.perf_counter() - started)
         self._pending.submitted(handle)
+        self._newest = step
         return handle
 
     def _terminate(self, step: int) -> None:
+        self._announce_last(step)
         if self._pending.left_out is not None:
             self._commit(step, True, None)
-        log.warning("SIGTERM: step %d is the last commit", step)
         self._store.flush()
+        log.warning("SIGTERM: step %d is durable", step)
         self._gate.deliver()
+
+    def _announce_last(self, step: int) -> None:
+        if not self._has_announced:
+            self._has_announced = True
+            log.warning("SIGTERM: writing step %d as the last commit", step)
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
@@ -304,6 +360,7 @@ class Checkpointer:
 
     def wait(self, step: int, *, tier: str | None = None, timeout: float | None = None) -> Commit:
         """Wait until a step is durable on a tier, and return its commit; see :meth:`Store.wait`."""
+        step = _as_step(step)
         waiting = self._pending.find(step)
         return self._store.wait(step, tier=tier, timeout=timeout) if waiting is None else waiting.wait(tier, timeout)
 
@@ -318,6 +375,7 @@ class Checkpointer:
         self._end(None)
 
     def __enter__(self) -> Self:
+        self._require_usable("with")
         self._gate.install()
         return self
 
@@ -349,11 +407,18 @@ class Checkpointer:
 
     def _drain(self, *, take_last: bool) -> None:
         try:
+            left_out = self._pending.left_out if take_last else None
+            last = self._newest if left_out is None else left_out
+            ends = last is not None and self._gate.pending
+            if last is not None and ends:
+                self._announce_last(last)
             if take_last:
                 self._pending.raise_failure()
-                if self._pending.left_out is not None:
-                    self._commit(self._pending.left_out, True, None)
+            if left_out is not None:
+                self._commit(left_out, True, None)
             self._store.flush()
+            if ends:
+                log.warning("SIGTERM: step %d is durable", last)
         finally:
             self._pending.abandon()
             if self._is_owner:
@@ -378,3 +443,16 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"Checkpointer({self._store.url!r}, {', '.join(self._capture.objects)})"
+
+
+def _as_step(value: Any) -> int:
+    """Return a step as an integer of Python; numpy and torch count with their own."""
+    try:
+        if getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", type(value))):
+            raise TypeError
+        step = operator.index(value)
+    except (TypeError, RuntimeError):
+        step = -1
+    if step < 0:
+        raise InvalidInput(f"step is {value!r}, expected an integer of 0 or more")
+    return step

@@ -11,7 +11,7 @@ import numpy as np
 
 from deltastore.buffers import BufferPool, Hints, StagedState
 from deltastore.errors import InvalidInput
-from deltastore.layout import Layout, LayoutInput, plan, revise
+from deltastore.layout import Layout, LayoutInput, Partition, plan, revise
 from deltastore.parallel import run_all
 from deltastore.torch_bridge import TORCH
 from deltastore.tree import Flat, flatten
@@ -21,6 +21,9 @@ MAX_CHANGED = 64
 """When more tensors than this are new or elsewhere, the whole layout is compared."""
 SMALL_BYTES = 64 << 10
 """Copies below this keep the interpreter lock: to give it away and wait for it takes longer."""
+
+INLINE_BYTES = 1 << 20
+"""States below this are copied in the caller's thread: to hand a part to another takes longer."""
 
 _move = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ("memmove", ctypes.CDLL(None))
@@ -90,7 +93,15 @@ class Stager:
             layout = plan(_inputs(flat, hints))
         buffers = self.pool.take(layout)
         places = self._places(layout)
-        run_all(lambda p: _copy_pieces(values, seen.keys, places[p.id], buffers[p.id]), layout.partitions)
+
+        def copy(partition: Partition) -> None:
+            _copy_pieces(values, seen.keys, places[partition.id], buffers[partition.id])
+
+        if layout.bytes < INLINE_BYTES:
+            for partition in layout.partitions:
+                copy(partition)
+        else:
+            run_all(copy, layout.partitions)
         self._layout, self._seen = layout, seen  # only now: an interrupted copy leaves no trace
         return StagedState(flat.document, layout, fresh, buffers)
 

@@ -108,6 +108,11 @@ class Store:
     # ---------------------------------------------------------------- reading
 
     @property
+    def is_writable(self) -> bool:
+        """Whether the store was opened with mode "a"."""
+        return self._writable
+
+    @property
     def tier_names(self) -> tuple[str, ...]:
         """The tiers that `wait` and `durable` know."""
         return (self._tier.name,)

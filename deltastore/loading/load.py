@@ -17,8 +17,8 @@ from deltastore.loading.objects import (
     set_generator_state,
     view_module,
 )
-from deltastore.loading.optimizers import loads_plainly, plan_optimizer
-from deltastore.loading.plan import Expected, LoadPlan, everything, keys_at, refuse, value_at
+from deltastore.loading.optimizers import is_of_this_kind, loads_plainly, plan_optimizer, takes_state_as_it_is
+from deltastore.loading.plan import LOAD_THE_REST, Expected, LoadPlan, everything, keys_at, refuse, value_at
 from deltastore.reader import Report, State
 
 
@@ -32,8 +32,9 @@ def load_into(state: State, strict: bool, objects: Mapping[str, Any]) -> Report:
     Raises
     ------
     InvalidInput
-        Strict, and commit and objects differ (all differences are listed, with both shapes); an object of which no
-        key is found; a parameter that would stay on the meta device. No tensor was touched.
+        Strict, and commit and objects differ (all differences are listed, with both shapes); an object that the
+        commit holds, but of which no key is found; nothing to load at all; a parameter that would stay on the meta
+        device. No tensor was touched.
     Corruption
         A tensor is damaged; others may have been copied by then.
     """
@@ -41,7 +42,12 @@ def load_into(state: State, strict: bool, objects: Mapping[str, Any]) -> Report:
 
 
 def load_objects(
-    state: State, objects: Mapping[str, Any], *, strict: bool = True, expected: Expected = everything
+    state: State,
+    objects: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    expected: Expected = everything,
+    advice: str = LOAD_THE_REST,
 ) -> Report:
     """Load as :func:`load_into` does, without what is left out on purpose.
 
@@ -50,9 +56,11 @@ def load_objects(
     expected : callable
         Whether something is to be loaded at all, asked with its names: "model/wte.weight"; for the state of a parameter
         "optimizer/wte.weight" and the name of the parameter itself.
+    advice : str
+        What to do where commit and objects differ, for the error of a strict load.
     """
     plan = plan_load(state, objects, expected)
-    refuse(plan, strict=strict)
+    refuse(plan, strict=strict, advice=advice)
     apply(plan)
     return plan.report()
 
@@ -69,10 +77,10 @@ def plan_load(state: State, objects: Mapping[str, Any], expected: Expected = eve
         value = objects[name]
         if name not in held:
             plan.missing.append(name)
-            if kinds[name] == MODULE:
-                plan.unmatched.append(name)
         elif kinds[name] == MODULE:
             plan_module(plan, name, views[name])
+        elif kinds[name] == OPTIMIZER and takes_state_as_it_is(value) and not is_of_this_kind(plan, name, value):
+            continue
         elif kinds[name] == OPTIMIZER and loads_plainly(value):
             plan_optimizer(plan, name, value, names)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,23 @@ def generator_state(generator: Any) -> Any:
         return generator.bit_generator.state
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    return generator.getstate()
+    return python_state(generator.getstate())
+
+
+def python_state(state: Any) -> Any:
+    """Return the state of a generator of Python with its 625 words as one array, not as so many values."""
+    if type(state) is not tuple or len(state) != 3 or type(state[1]) is not tuple:
+        return state  # a generator of the user's own
+    version, words, gauss = state
+    return version, np.frombuffer(array("I", words), dtype=np.uint32), gauss
+
+
+def as_python_state(state: Any) -> Any:
+    """Return what ``setstate`` takes; older commits have the words as a tuple of integers."""
+    if type(state) is not tuple or len(state) != 3 or not isinstance(state[1], np.ndarray):
+        return state
+    version, words, gauss = state
+    return version, tuple(words.tolist()), gauss
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
@@ -69,7 +86,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
     elif isinstance(generator, torch.Generator | np.random.RandomState):
         generator.set_state(state)
     else:
-        generator.setstate(state)
+        generator.setstate(as_python_state(state))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from deltastore.loading.families import misfit
 from deltastore.loading.objects import Label, label_parameters, parameters_of
 from deltastore.loading.plan import LoadPlan, about, keys_at, value_at
 from deltastore.reader import LazyTensor
@@ -31,9 +32,27 @@ _KEPT = frozenset({"params", "param_names"})
 
 def loads_plainly(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether nothing but torch's own ``load_state_dict`` has a say in the optimizer's state."""
+    return takes_state_as_it_is(optimizer) and not optimizer._optimizer_load_state_dict_post_hooks
+
+
+def takes_state_as_it_is(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether nothing changes a stored state before the optimizer has it: its kind must be the same."""
     own = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
-    hooks = (optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks)
-    return own and "state" in vars(optimizer) and not any(hooks)
+    return own and "state" in vars(optimizer) and not optimizer._optimizer_load_state_dict_pre_hooks
+
+
+def is_of_this_kind(plan: LoadPlan, name: str, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer can use a stored state, as far as can be seen; a misfit is noted in the plan."""
+    groups = _stored_groups(plan, name)
+    if groups is None:
+        return True  # something else is wrong with it
+    stored = {key for group in groups for key in group["params"]}
+    entries = [key for key in keys_at(plan.state, (name, "state")) if key in stored]
+    states = [set(keys_at(plan.state, (name, "state", key))) for key in entries]
+    found = misfit(optimizer, groups, states)
+    if found is not None:
+        plan.mismatched[name] = found
+    return found is None
 
 
 def plan_optimizer(
@@ -64,6 +83,8 @@ def plan_optimizer(
         return
     _compare_groups(plan, name, groups, optimizer, where)
     _compare_names(plan, name, stored, labels, where)
+    if name in plan.unmatched:
+        return
     plan.before.append(lambda: _follow_parameters(plan, optimizer))
     entries = dict.fromkeys(keys_at(plan.state, (name, "state")))
     beside_parameter = _counted_on_device(groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -22,6 +22,9 @@ SHOWN = 10
 """How many names of one kind an error text lists."""
 
 
+LOAD_THE_REST = "pass strict=False to State.load_into to load the rest"
+
+
 def everything(*_names: str) -> bool:
     """Return True: nothing was left out on purpose."""
     return True
@@ -38,7 +41,7 @@ class LoadPlan:
     mismatched: dict[str, str] = field(default_factory=dict)
     """Name -> both shapes, or what else does not fit."""
     unmatched: list[str] = field(default_factory=list)
-    """Objects of which not a single key was found."""
+    """Objects that the commit holds, but not a single key of them was found."""
     left_on_meta: list[str] = field(default_factory=list)
     loaded: int = 0
     sinks: dict[Path, list[Callable[[torch.Tensor], object]]] = field(default_factory=dict)
@@ -133,14 +136,14 @@ def same_bytes(state: State, path: Path, other: Path) -> bool:
     return bool((TORCH.as_array(one[...]) == TORCH.as_array(two[...])).all())
 
 
-def refuse(plan: LoadPlan, *, strict: bool) -> None:
+def refuse(plan: LoadPlan, *, strict: bool, advice: str = LOAD_THE_REST) -> None:
     """Raise if the plan does not fit; nothing was touched yet.
 
     Raises
     ------
     InvalidInput
-        Strict and something differs; or, strict or not, an object of which no key was found, or a parameter that would
-        stay without memory.
+        Strict and something differs; or, strict or not, an object that the commit holds without any of its keys,
+        nothing to load at all, or a parameter that would stay without memory.
     """
     step = plan.state.commit.step
     lists = {
@@ -149,11 +152,10 @@ def refuse(plan: LoadPlan, *, strict: bool) -> None:
         "mismatched": [f"{name}: {text}" for name, text in plan.mismatched.items()],
     }
     facts = {"missing": plan.missing, "unexpected": plan.unexpected, "mismatched": list(plan.mismatched), "step": step}
-    texts = [f"{kind}: {_some(names)}" for kind, names in lists.items() if names]
+    texts = [f"{kind}: {some(names)}" for kind, names in lists.items() if names]
     if strict and texts:
         raise InvalidInput(
-            f"step {step} does not fit the objects, nothing was loaded; {'; '.join(texts)}; pass strict=False to "
-            f"State.load_into to load the rest",
+            f"step {step} does not fit the objects, nothing was loaded; {'; '.join(texts)}; {advice}",
             **facts,
         )
     if plan.unmatched or not (plan.loaded or plan.after):
@@ -161,12 +163,13 @@ def refuse(plan: LoadPlan, *, strict: bool) -> None:
         raise InvalidInput(f"step {step}: no key of {names} was found, nothing was loaded; {'; '.join(texts)}", **facts)
     if plan.left_on_meta:
         raise InvalidInput(
-            f"step {step}: these would stay on the meta device, without memory: {_some(plan.left_on_meta)}; "
+            f"step {step}: these would stay on the meta device, without memory: {some(plan.left_on_meta)}; "
             "nothing was loaded",
             **facts,
         )
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return names for a message, not too many of them."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
