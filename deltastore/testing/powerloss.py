@@ -178,6 +178,9 @@ class SimulatedDisk(PosixOps):
                 at += count
             return max(0, at - offset)
 
+    def start_writeback(self, fd: int, offset: int, length: int) -> None:
+        """Do nothing: a hint promises nothing."""
+
     def fsync(self, fd: int) -> None:
         """Make the content of a file durable."""
         with self._guard:

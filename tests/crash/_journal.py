@@ -108,10 +108,10 @@ class Journal:
             _handles={},
         )
 
-    def line(self) -> list[int]:
-        """Return the serials of the present line of history, oldest first."""
+    def line(self, head: int | None = None) -> list[int]:
+        """Return the serials of a line of history, oldest first; the present one by default."""
         found = []
-        serial = self.head
+        serial = self.head if head is None else head
         while serial is not None:
             found.append(serial)
             serial = self.parents[serial]
@@ -128,6 +128,11 @@ class Journal:
             # One more may be published, and retention run for it, before it is acknowledged.
             line = [serial for serial in line if serial in self.acked or serial in self.followed]
             kept = line[-(retention.keep_last - 1) :] if retention.keep_last > 1 else []
+        # Who goes back gets nothing again that was deleted while the line was longer.
+        let_go: set[int] = set()
+        for head in self.parents:
+            let_go.update(self.line(head)[: -retention.keep_last])
+        kept = [serial for serial in kept if serial not in let_go]
         kept += [serial for serial in line if retention.keeps_step(self.steps[serial])]
         return set(kept) & set(self.acked)
 
@@ -163,7 +168,10 @@ def check(tier: Tier, journal: Journal, retention: Retention | None = None, *, s
             elif retention is None:
                 assert commit.parent is None, f"commit of serial {serial} is there, its parent is not"
         missing = {serial for serial in journal.required(retention) if journal.acked[serial] not in by_id}
-        assert not missing, f"acknowledged commits {sorted(missing)} are gone"
+        assert not missing, (
+            f"acknowledged commits {sorted(missing)} are gone: steps {journal.steps}, line {journal.line()}, parents "
+            f"{journal.parents}, acknowledged {sorted(journal.acked)}, there {sorted(serials.values())}, {retention}"
+        )
         if journal.acked:
             assert serial_of(store.at("latest").commit) >= max(journal.acked)
         for name, serial in journal.tags.items():

@@ -266,9 +266,16 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_lock_that_cannot_be_written_is_not_held(tier: LocalTier) -> None:
     with pytest.raises(Backend) as caught:
-        LocalTier(tier.root, FaultyOps(FailAt("pwrite", errno.ENOSPC))).lock({})
-    assert caught.value.errno == errno.ENOSPC
+        LocalTier(tier.root, FaultyOps(FailAt("pwrite", errno.EIO))).lock({})
+    assert caught.value.errno == errno.EIO
     tier.lock({}).release()
+
+
+def test_a_full_disk_does_not_lock_out_who_frees_it(tier: LocalTier) -> None:
+    with LocalTier(tier.root, FaultyOps(FailAt("pwrite", errno.ENOSPC))).lock({}) as lock:
+        assert lock.held()
+        with pytest.raises(Conflict):
+            tier.lock({})
 
 
 def test_conflicts_leave_no_descriptor_open(tier: LocalTier) -> None:
