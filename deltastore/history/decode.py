@@ -14,7 +14,7 @@ from deltastore.history.packs import Packs
 from deltastore.layers.checks import covered_crc
 from deltastore.layers.encoded import BLOCK_ELEMENTS, array_path
 from deltastore.layers.overlay import Overlay, positions
-from deltastore.layers.xor import words
+from deltastore.layers.xor import apply_xor
 from deltastore.layout import Partition
 from deltastore.ondisk.codecs import CHECKSUM_BYTES, RAW, bytes_of, check_stored, decode_blosc
 from deltastore.ondisk.index import ArrayIndex, Extent, storage_dtype_of
@@ -96,8 +96,7 @@ def _fetch_xor(
     _read_layer(packs, link, partition, layer, "xor", start * per_element, difference)
 
     def correct(out: np.ndarray) -> None:
-        target = words(out, partition.dtype)
-        np.bitwise_xor(target, difference, out=target)
+        apply_xor(out, difference, partition.dtype)
 
     return correct
 
