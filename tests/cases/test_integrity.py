@@ -134,19 +134,24 @@ def test_damage_anywhere_raises_or_does_not_matter(tmp_path: Path, seed: int) ->
 
 def test_every_flipped_bit_of_a_pack_is_found_and_blamed_on_its_steps(tmp_path: Path, seed: int) -> None:
     root = tmp_path / "store"
-    two_steps(root)
+    truth = two_steps(root)
     source = random.Random(seed)
     packs = sorted((root / "packs").iterdir(), key=lambda path: path.name)
     for number, pack in enumerate(packs):
         good = pack.read_bytes()
-        for _ in range(40):
-            place = source.randrange(len(good))
+        # The first local header lies in front of all data: only stock readers look at it, and no step needs it.
+        for place in [*range(0, 96, 7), *(source.randrange(len(good)) for _ in range(40))]:
             pack.write_bytes(good[:place] + bytes([good[place] ^ (1 << source.randrange(8))]) + good[place + 1 :])
             with Store(root, owner=False) as reader:
-                damaged = reader.product.verify(deep=True).damaged_steps
+                report = reader.product.verify(deep=True)
+            what = f"byte {place} of {pack.name}"
+            assert any(pack.name in finding.where for finding in report.findings), what
+            damaged = report.damaged_steps
+            if damaged:
                 # The second step may be a delta on the first.
-                assert number + 1 in damaged, f"byte {place} of {pack.name}"
-                assert damaged in ([1], [1, 2]) if number == 0 else damaged == [2]
+                assert damaged in ([1], [1, 2]) if number == 0 else damaged == [2], what
+            else:
+                assert check_readable(root, truth) == {1, 2}, what
         pack.write_bytes(good)
 
 
