@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,9 +55,35 @@ class PackIndex:
     write: str
     commits: tuple[tuple[str, str], ...]
     """(id, record digest), in chain order."""
-    arrays: dict[str, ArrayIndex]
+    arrays: Mapping[str, ArrayIndex]
     blobs: dict[str, Extent]
     substitutes: dict[str, Json] = field(default_factory=dict)
+
+
+class StoredArrays(Mapping[str, ArrayIndex]):
+    """The arrays of a stored index, each parsed and checked when it is first asked for.
+
+    One tensor needs a few arrays of a pack that may hold thousands.
+    """
+
+    def __init__(self, entries: dict[str, Any], limit: int, where: str) -> None:
+        self._entries = entries
+        self._limit = limit
+        self._where = where
+        self._parsed: dict[str, ArrayIndex] = {}
+
+    def __getitem__(self, name: str) -> ArrayIndex:
+        """Return an array; KeyError if there is none, Corruption if its entry does not follow the spec."""
+        found = self._parsed.get(name)
+        if found is None:
+            found = self._parsed[name] = _parse_array(Fields(self._entries[name], self._where), self._limit)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 def record_entry(commit: str) -> str:
@@ -98,7 +124,7 @@ def encode_index(index: PackIndex) -> bytes:
 
 
 def parse_index(blob: bytes, tail_offset: int, file_size: int, where: str) -> PackIndex:
-    """Return the index of a stored blob; every extent lies inside the file.
+    """Return the index of a stored blob; every extent lies inside the file and none overlaps another.
 
     Raises
     ------
@@ -118,29 +144,40 @@ def parse_index(blob: bytes, tail_offset: int, file_size: int, where: str) -> Pa
         )
     if not is_commit_id(fields.raw("store")) or not is_write_id(fields.raw("write")):
         raise fields.fault("store", "a store id beside a write id")
+    arrays = fields.mapping("arrays")
     index = PackIndex(
         store=fields.text("store"),
         write=fields.text("write"),
         commits=tuple(_parse_commit(Fields(entry, where)) for entry in fields.items("commits")),
-        arrays={
-            name: _parse_array(Fields(entry, where), tail_offset) for name, entry in fields.mapping("arrays").items()
-        },
+        arrays=StoredArrays(arrays, tail_offset, where),
         blobs={name: _parse_extent(entry, file_size, where) for name, entry in fields.mapping("blobs").items()},
         substitutes=fields.mapping("substitutes"),
     )
     if len(dict(index.commits)) != len(index.commits):
         raise fields.fault("commits", "commits with different ids")
-    _check_overlaps(index, where)
+    try:
+        chunks = [extent for entry in arrays.values() for extent in entry["chunks"]]
+    except (TypeError, KeyError) as error:
+        raise fields.fault("arrays", "arrays with their chunks") from error
+    _check_overlaps([*index.blobs.values(), *chunks], file_size, where)
     return index
 
 
-def _check_overlaps(index: PackIndex, where: str) -> None:
+def _check_overlaps(extents: list[Any], file_size: int, where: str) -> None:
     """Refuse bytes that are used twice: a small file could otherwise claim to hold any amount of data."""
-    extents = [*index.blobs.values(), *(chunk for array in index.arrays.values() for chunk in array.chunks)]
-    extents.sort()
-    for before, after in pairwise(extents):
-        if before.offset + before.length > after.offset:
-            raise Corruption(f"{where}: extents {list(before)} and {list(after)} overlap", where=where)
+    try:
+        table = np.array(extents, np.int64).reshape(-1, 3)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Corruption(f"{where}: an extent is not [offset, length, crc32c]", where=where) from error
+    begins, lengths = table[:, 0], table[:, 1]
+    if table.min(initial=0) < 0 or table[:, :2].max(initial=0) > file_size:
+        raise Corruption(f"{where}: an extent lies outside of the pack", where=where)
+    order = np.lexsort((lengths, begins))
+    begins, ends = begins[order], (begins + lengths)[order]
+    over = np.flatnonzero(ends[:-1] > begins[1:])
+    if len(over):
+        pair = [[int(begins[at]), int(ends[at] - begins[at])] for at in (over[0], over[0] + 1)]
+        raise Corruption(f"{where}: the extents {pair[0]} and {pair[1]} overlap", where=where)
 
 
 def _parse_commit(fields: Fields) -> tuple[str, str]:

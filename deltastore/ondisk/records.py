@@ -21,6 +21,7 @@ HOLD = "hold"
 
 ARRAYS_OF = {FULL: ("data",), OVERLAY: ("indptr", "gaps", "values"), XOR: ("xor",)}
 """Which arrays a layer of each kind has."""
+_ARRAY_SETS = {kind: frozenset(names) for kind, names in ARRAYS_OF.items()}
 
 KNOWN_FEATURES = frozenset({FULL, OVERLAY, XOR, HOLD})
 """What `requires` may list for this reader; anything else is refused by name."""
@@ -205,7 +206,7 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         or not is_write_id(fields.raw("session"))
     ):
         raise fields.fault("id", "a commit id beside a layout digest and a session id")
-    layers = tuple(_parse_layer(Fields(layer, fields.where)) for layer in fields.items("layers"))
+    layers = tuple(_parse_layer(layer, fields.where) for layer in fields.items("layers"))
     if len({layer.partition for layer in layers}) != len(layers) or (
         kind == BASE and any(x.kind != FULL for x in layers)
     ):
@@ -250,14 +251,32 @@ def _parse_ref(fields: Fields) -> CommitRef:
     )
 
 
-def _parse_layer(fields: Fields) -> LayerRecord:
+def _parse_layer(value: Json, where: str) -> LayerRecord:
+    # A chain has many records and each a layer for every partition: this is most of the work of opening a commit.
+    if isinstance(value, dict):
+        kind, partition, arrays = value.get("kind"), value.get("partition"), value.get("arrays")
+        if (
+            isinstance(kind, str)
+            and kind in _ARRAY_SETS
+            and (kind == FULL or value.get("prediction") == HOLD)
+            and type(partition) is int
+            and 0 <= partition <= MAX_PARTITION_ID
+            and isinstance(arrays, dict)
+            and arrays.keys() == _ARRAY_SETS[kind]
+            and None not in map(parse_content_digest, arrays.values())
+        ):
+            return LayerRecord(partition, kind, arrays)
+    raise _layer_fault(Fields(value, where))
+
+
+def _layer_fault(fields: Fields) -> Corruption:
+    """Return what is wrong with a layer."""
     kind = fields.choice("kind", tuple(ARRAYS_OF))
+    fields.integer("partition", MAX_PARTITION_ID)
     if kind != FULL:
         fields.choice("prediction", (HOLD,))
-    arrays = fields.mapping("arrays")
-    if set(arrays) != set(ARRAYS_OF[kind]) or None in map(parse_content_digest, arrays.values()):
-        raise fields.fault("arrays", f"the content digests of {', '.join(ARRAYS_OF[kind])}")
-    return LayerRecord(fields.integer("partition", MAX_PARTITION_ID), kind, arrays)
+    fields.mapping("arrays")
+    return fields.fault("arrays", f"the content digests of {', '.join(ARRAYS_OF[kind])}")
 
 
 def _parse_check(fields: Fields) -> Check:
