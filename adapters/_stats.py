@@ -9,6 +9,7 @@ from typing import Any
 
 from deltastore.handle import Commit, Handle
 from deltastore.layout import Layout
+from deltastore.reader import State
 
 
 @dataclass(frozen=True)
@@ -129,3 +130,13 @@ def describe_layout(layout: Layout) -> list[dict[str, Any]]:
         }
         for partition in layout.partitions
     ]
+
+
+def describe_bounds(state: State) -> str:
+    """Return what a bounded commit promises, for the log: the largest bound of each role."""
+    worst: dict[str, float] = {}
+    found = state.fidelity.inexact()
+    for _entry, role, tensor in found:
+        worst[role] = max(worst.get(role, 0.0), tensor.bound)
+    bounds = ", ".join(f"{role} by at most {bound:.3g}" for role, bound in sorted(worst.items()))
+    return f"{len(found)} tensors deviate, {bounds}; state.fidelity tells each"

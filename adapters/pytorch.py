@@ -20,14 +20,14 @@ from deltastore.adapters._pending import Pending
 from deltastore.adapters._random import restore_rng
 from deltastore.adapters._selection import Pattern, Selection
 from deltastore.adapters._signals import TerminationGate
-from deltastore.adapters._stats import Meter, Stats, describe_layout
-from deltastore.config import Policy, exact_restore_cost
+from deltastore.adapters._stats import Meter, Stats, describe_bounds, describe_layout
 from deltastore.errors import Conflict, InvalidInput, NotFound, ReadOnly
 from deltastore.handle import Commit, Handle
 from deltastore.layout import Layout
 from deltastore.loading import load_objects
 from deltastore.loading.plan import keys_at, some, value_at
 from deltastore.opening import open as open_store
+from deltastore.policy import Policy, check_policy
 from deltastore.reader import Report, State
 from deltastore.store import Store
 
@@ -47,7 +47,8 @@ class Checkpointer:
     store : Store, str or path
         An open store, or the URL of one that is opened and closed here.
     policy : Policy, optional
-        What is stored per step; None: every step exactly.
+        What is stored per step; None: every step exactly. With a byte budget the commits are bounded: each records how
+        far any element may be from the training state, and a restore logs that.
     interval : int
         Commit the steps that are multiples of it; the others give a skipped handle.
     include, exclude : pattern, function, or sequence of them; optional
@@ -72,8 +73,9 @@ class Checkpointer:
 
     Notes
     -----
-    As a context manager it takes the last commit at a clean exit, if steps were left out since the newest, and waits
-    until all are durable. An exit by exception only waits for what was submitted: the state may be half-stepped.
+    As a context manager it takes the last commit at a clean exit, if steps were left out since the newest or that one
+    is not exact, and waits until all are durable. An exit by exception only waits for what was submitted: the state may
+    be half-stepped.
 
     From its first step (or ``with``) to its close it holds SIGTERM, in the main thread: the next `step` or `close`
     takes the last commit and waits for it, then the earlier handler runs, by default the end of the process. A second
@@ -102,9 +104,7 @@ class Checkpointer:
         rec_device: str = "cpu",
         **objects: Any,
     ) -> None:
-        if policy is not None and not isinstance(policy, Policy):
-            raise InvalidInput(f"policy is {policy!r}, expected a deltastore.Policy or None")
-        restore_cost = exact_restore_cost(policy)
+        check_policy(policy)
         if isinstance(store, Store) and not store.is_writable:
             raise ReadOnly(
                 f"{store.url} was opened with mode 'r', and a Checkpointer writes: open it with mode 'a', or load a "
@@ -124,7 +124,7 @@ class Checkpointer:
         self._on_pressure = on_pressure
         self._is_owner = not isinstance(store, Store)
         self._store = store if isinstance(store, Store) else open_store(store)
-        self._store.set_restore_cost(restore_cost)
+        self._store.set_policy(policy)
         self._gate = TerminationGate()
         self._meter = Meter()
         self._pid: int | None = None
@@ -133,6 +133,8 @@ class Checkpointer:
         self._has_told_left_out = False
         self._has_announced = False
         self._newest: int | None = None
+        self._newest_handle: Handle | None = None
+        self._is_lossless = policy is None or policy.exact
         self._pending = Pending()
         self.extra: dict[str, Any] = {}
 
@@ -177,6 +179,8 @@ class Checkpointer:
         """
         self._require_usable("restore")
         self._pid = os.getpid()
+        if strict_exact:
+            self._refuse_inexact(ref)
         try:
             state = self._store.restore(ref)
         except NotFound:
@@ -187,14 +191,22 @@ class Checkpointer:
         self._capture.check_selection(state)
         self._load(state, strict_exact=strict_exact, strict=strict)
         self._pending.left_out = None
+        self._newest_handle = None
         log.info("%s: restored step %d (%s)", self._store.url, state.commit.step, state.commit.id[:12])
         return state.commit.step + 1
+
+    def _refuse_inexact(self, ref: int | str) -> None:
+        """Raise before anything is touched; what does not exist is told by the restore itself."""
+        with contextlib.suppress(NotFound):
+            commit = self._store.at(ref).commit
+            if not commit.exact:
+                raise _not_exact(commit)
 
     def _load(self, state: State, *, strict_exact: bool, strict: bool) -> None:
         if not state.fidelity.exact:
             if strict_exact:
-                raise InvalidInput(f"step {state.commit.step} is not exact, and strict_exact=True asks for that")
-            log.warning("step %d is not exact: every tensor lies within its recorded bound", state.commit.step)
+                raise _not_exact(state.commit)
+            log.warning("step %d is not exact: %s", state.commit.step, describe_bounds(state))
         held = set(keys_at(state, ()))
         selection = self._capture.selection
         if strict and selection.keeps_object(RNG) and RNG not in held:
@@ -250,7 +262,8 @@ class Checkpointer:
         step : int
             Its number, also as a numpy or torch integer; never smaller than the one before.
         exact : bool, optional
-            True: commit this step exactly, also if `interval` or `on_pressure` would leave it out.
+            True: commit this step bit for bit whatever the policy says, also if `interval` or `on_pressure` would leave
+            it out.
         metrics : mapping, optional
             Numbers and strings to remember with the commit, such as the loss.
 
@@ -278,7 +291,8 @@ class Checkpointer:
         forced = exact is True or self._gate.pending
         if self._gate.pending:
             self._announce_last(step)
-        handle = self._leave_out(step) if not forced and self._is_left_out(step) else self._commit(step, exact, metrics)
+        is_left_out = not forced and self._is_left_out(step)
+        handle = self._leave_out(step) if is_left_out else self._commit(step, forced, metrics)
         if self._gate.pending:  # it may have come while the commit was taken
             self._terminate(step)
         return handle
@@ -292,19 +306,26 @@ class Checkpointer:
         self._meter.skipped += 1
         return handle
 
-    def _commit(self, step: int, exact: bool | None, metrics: Mapping[str, Any] | None) -> Handle:
+    def _commit(self, step: int, exact: bool, metrics: Mapping[str, Any] | None) -> Handle:
         started = time.perf_counter()
         state, hints = self._capture.take(self.extra)
         handle = self._store.commit_with_hints(step, state, hints, exact=exact, metrics=metrics)
         self._meter.watch(handle, time.perf_counter() - started)
         self._pending.submitted(handle)
         self._newest = step
+        self._newest_handle = handle
         return handle
+
+    def _commit_last(self, step: int) -> None:
+        """Commit the newest step, exactly, unless it was."""
+        newest = self._newest_handle
+        is_inexact = newest is not None and not self._is_lossless and not newest.wait().exact
+        if self._pending.left_out is not None or is_inexact:
+            self._commit(step, True, None)
 
     def _terminate(self, step: int) -> None:
         self._announce_last(step)
-        if self._pending.left_out is not None:
-            self._commit(step, True, None)
+        self._commit_last(step)
         self._store.flush()
         log.warning("SIGTERM: step %d is durable", step)
         self._gate.deliver()
@@ -365,7 +386,7 @@ class Checkpointer:
         return self._store.wait(step, tier=tier, timeout=timeout) if waiting is None else waiting.wait(tier, timeout)
 
     def close(self) -> None:
-        """Take the last commit if steps were left out since the newest, wait for all, and give SIGTERM back.
+        """Take the last commit if steps were left out since the newest or it is not exact; wait; give SIGTERM back.
 
         Raises
         ------
@@ -414,8 +435,8 @@ class Checkpointer:
                 self._announce_last(last)
             if take_last:
                 self._pending.raise_failure()
-            if left_out is not None:
-                self._commit(left_out, True, None)
+            if take_last and last is not None:
+                self._commit_last(last)
             self._store.flush()
             if ends:
                 log.warning("SIGTERM: step %d is durable", last)
@@ -443,6 +464,14 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"Checkpointer({self._store.url!r}, {', '.join(self._capture.objects)})"
+
+
+def _not_exact(commit: Commit) -> InvalidInput:
+    return InvalidInput(
+        f"step {commit.step} ({commit.id[:12]}) is not exact, and strict_exact=True asks for that; choose "
+        "another commit (`deltastore log` shows which are exact), or leave strict_exact out",
+        step=commit.step,
+    )
 
 
 def _as_step(value: Any) -> int:

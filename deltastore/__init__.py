@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from deltastore import adapters, errors, formats
-    from deltastore.config import Policy
     from deltastore.handle import Handle
     from deltastore.opening import open
+    from deltastore.policy import Policy
     from deltastore.reader import LazyTensor, Report, State
     from deltastore.store import Store
 
@@ -39,7 +39,7 @@ __all__ = [
 _HOME = {
     "Handle": "deltastore.handle",
     "LazyTensor": "deltastore.reader",
-    "Policy": "deltastore.config",
+    "Policy": "deltastore.policy",
     "Report": "deltastore.reader",
     "State": "deltastore.reader",
     "Store": "deltastore.store",

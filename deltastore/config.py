@@ -32,69 +32,6 @@ def check_timeout(timeout: Any) -> None:
         raise InvalidInput(f"timeout is {timeout!r}, expected seconds, or None to wait for ever")
 
 
-EXACT_RESTORE_COST = 8.0
-"""How many times the bytes of a full load an exact commit may cost to read (design: bases)."""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What is stored at each step.
-
-    Parameters
-    ----------
-    budget : float or None
-        Bytes of a delta commit over bytes of the full state. None stores every step exactly. Bounded commits are
-        not part of this version: any other value is refused where the policy is used.
-    prediction : str
-        How the reader predicts a step; this version knows "hold" and takes it for "auto".
-    roles : mapping of str to str, optional
-        Role or pattern -> what to store of it.
-    restore_cost : float, optional
-        A base is written when reading the next commit would cost more than this many full loads; 8 for exact commits.
-    max_deviation : mapping of str to float, optional
-        Bound of the deviation for each role.
-    """
-
-    budget: float | None = 0.02
-    prediction: str = "auto"
-    roles: Mapping[str, str] | None = None
-    restore_cost: float | None = None
-    max_deviation: Mapping[str, float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.budget is not None and not (_is_number(self.budget) and 0 < self.budget <= 1):
-            raise InvalidInput(f"budget is {self.budget!r}, expected a share of 0..1, or None for exact commits")
-        if self.restore_cost is not None and not (_is_number(self.restore_cost) and self.restore_cost >= 1):
-            raise InvalidInput(f"restore_cost is {self.restore_cost!r}, expected 1 or more")
-
-    @property
-    def exact(self) -> bool:
-        """Whether every commit is restored bit for bit."""
-        return self.budget is None
-
-
-def exact_restore_cost(policy: Policy | None) -> float:
-    """Return the restore cost of an exact policy.
-
-    Raises
-    ------
-    InvalidInput
-        The policy asks for bounded commits.
-    """
-    if policy is None:
-        return EXACT_RESTORE_COST
-    if not policy.exact or policy.prediction not in ("auto", "hold") or policy.roles or policy.max_deviation:
-        raise InvalidInput(
-            f"{policy}: bounded commits (a budget, roles, bounds, other predictions) are not part of this version; "
-            "use policy=None or Policy(budget=None): every step is stored exactly"
-        )
-    return policy.restore_cost or EXACT_RESTORE_COST
-
-
 @dataclass(frozen=True, slots=True)
 class Retention:
     """Which commits are kept: the last ones, and those of round steps; tagged ones always."""

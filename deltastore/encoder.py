@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import numpy as np
-
 from deltastore.buffers import Buffers, StagedState
+from deltastore.deltas import EncodedLayers, Layers, encode_base, encode_bounded, encode_exact
 from deltastore.history.lineage import Segments
+from deltastore.layers.bounded import FilterState
 from deltastore.layers.checks import covered_crc
-from deltastore.layers.encoded import EncodedLayer, array_path, attributes
-from deltastore.layers.exact import choose_layer
-from deltastore.layout import FORWARD, Layout, Partition
-from deltastore.ondisk.codecs import BLOSC, RAW, EncodedChunk, content_digest, encode_chunk
+from deltastore.layout import Layout
 from deltastore.ondisk.layouts import encode_layout
-from deltastore.ondisk.pack import PackArray, PackCommit, chunk_values
-from deltastore.ondisk.records import BASE, DELTA, FULL, Check, CommitRecord, CommitRef, LayerRecord, encode_record, now
-from deltastore.ondisk.zarr_profile import ArraySpec, plan_array
-from deltastore.parallel import run_ahead, run_all
+from deltastore.ondisk.pack import PackArray, PackCommit
+from deltastore.ondisk.records import BASE, DELTA, Check, CommitRecord, CommitRef, encode_record, now
 from deltastore.patch import diff
+from deltastore.policy import Policy
 from deltastore.types import Json
 
 LINK_BYTES = 512 << 10
@@ -47,6 +42,9 @@ class ChainState:
     """Stored bytes from the base to the parent: the cost of reading the parent."""
     last_bytes: int = 0
     """Stored bytes of the parent, the forecast for the next delta."""
+    is_exact: bool = True
+    """The reconstruction equals the training state of the parent bit for bit."""
+    filter: FilterState = field(default_factory=FilterState)
     _encoded: tuple[Layout, bytes, str] | None = field(default=None, init=False, repr=False)
 
     def encoded_layout(self, layout: Layout) -> tuple[bytes, str]:
@@ -67,10 +65,12 @@ class EncodedCommit:
     id: str
     step: int
     kind: str
-    layers: list[EncodedLayer | FullLayer]
+    layers: Layers
     layouts: dict[str, bytes]
     fields: dict[str, Any]
     """What the record holds beside its layers."""
+    rec: Buffers
+    """The reconstruction, once the commit is published."""
 
     @property
     def largest_bytes(self) -> int:
@@ -95,48 +95,6 @@ class EncodedCommit:
         return record, PackCommit(self.id, self.step, self.kind, blob, digest, self.layouts)
 
 
-@dataclass
-class FullLayer:
-    """A full layer whose chunks are encoded on the way to the pack, so that they never lie in memory together."""
-
-    partition: Partition
-    values: np.ndarray
-    codec: str
-    commit: str
-    _digest: str = field(default="", init=False)
-
-    @property
-    def record(self) -> LayerRecord:
-        """The layer's record, once its chunks were consumed."""
-        return LayerRecord(self.partition.id, FULL, {"data": self._digest})
-
-    @property
-    def stored_bytes(self) -> int:
-        """What the layer takes at most."""
-        return self.values.nbytes
-
-    @property
-    def arrays(self) -> tuple[PackArray, ...]:
-        """The layer's only array."""
-        spec = plan_array(self.values.dtype, len(self.values), self.codec)
-        path = array_path(self.commit, self.partition.id, "data")
-        return (PackArray(path, spec, attributes(self.partition, FULL), self._chunks()),)
-
-    def _chunks(self) -> Iterator[EncodedChunk]:
-        spec = plan_array(self.values.dtype, len(self.values), self.codec)
-        crcs: list[int] = []
-        starts = range(0, spec.length, spec.chunk)
-        # A raw chunk is only read and summed: faster right before it is written, while it is in the cache.
-        encode = partial(self._encode, spec)
-        for chunk in map(encode, starts) if self.codec == RAW else run_ahead(encode, starts):
-            crcs.append(chunk.content_crc)
-            yield chunk
-        self._digest = content_digest(spec.dtype, spec.length, spec.chunk, crcs)
-
-    def _encode(self, spec: ArraySpec, start: int) -> EncodedChunk:
-        return encode_chunk(chunk_values(self.values, spec, start), spec.codec)
-
-
 @dataclass(frozen=True)
 class CommitOrder:
     """What is asked of a commit beside its state."""
@@ -146,6 +104,8 @@ class CommitOrder:
     base: bool
     """Retention or a tag will keep it: write a base."""
     metrics: dict[str, Json]
+    policy: Policy | None = None
+    """None: every bit."""
 
 
 def encode_commit(
@@ -160,24 +120,23 @@ def encode_commit(
 ) -> EncodedCommit | None:
     """Return the encoded commit of a staged state; None if its parent has the same step and the same content.
 
-    What the chain says is not changed: :func:`advance` does that once the commit is published.
+    What the chain says is not changed but for the reconstruction under a bounded policy: :func:`advance` does that
+    once the commit is published.
     """
-    layers: list[EncodedLayer | FullLayer] = []
-    kind = BASE if order.base or staged.fresh or chain.base_due(restore_cost) else DELTA
-    if kind == DELTA:
-        layers = _delta_layers(chain, staged, order.id, codec)
-        fulls = sum(isinstance(layer, FullLayer) or layer.record.kind == FULL for layer in layers)
-        if fulls == len(staged.layout.partitions) > 0:
-            kind = BASE
-    ops = diff(chain.document, staged.document) if kind == DELTA else []
+    is_bounded = order.policy is not None and not order.policy.exact
+    # After a bounded commit an exact one is a base: its whole residual would have to be stored anyway.
+    is_base = order.base or staged.fresh or chain.base_due(restore_cost) or not (is_bounded or chain.is_exact)
+    delta = None if is_base else _encode_delta(chain, staged, order, codec)
+    is_base = delta is None or delta.is_full
+    encoded = delta if delta and not is_base else encode_base(staged.layout, staged.buffers, order.id, codec)
+    kind = BASE if is_base else DELTA
+    ops = [] if is_base else diff(chain.document, staged.document)
     same_layout = staged.layout is chain.layout
     parent = chain.parent
     # The first commit of an epoch is written all the same: the line of history must lead to it.
     repeats = parent is not None and (parent.step, parent.epoch) == (order.step, epoch)
-    if kind == DELTA and repeats and same_layout and not (layers or ops or order.metrics):
+    if kind == DELTA and repeats and same_layout and not (encoded.layers or ops or order.metrics):
         return None
-    if kind == BASE:
-        layers = [FullLayer(p, staged.buffers[p.id], _full_codec(p, codec), order.id) for p in staged.layout.partitions]
     blob, digest = chain.encoded_layout(staged.layout)
     fields = {
         "epoch": epoch,
@@ -188,47 +147,47 @@ def encode_commit(
         "lineage": chain.earlier if kind == BASE else (),
         "layout": digest,
         "values": {"full": staged.document} if kind == BASE else {"patch": ops},
-        "check": None if kind == BASE else _check(staged, chain.sequence),
-        "fidelity": {"exact": True},
+        "check": None if kind == BASE else _check(staged.layout, encoded.rec, chain.sequence),
+        "fidelity": encoded.fidelity,
         "metrics": order.metrics,
     }
     layouts = {} if kind == DELTA and same_layout else {digest: blob}
-    return EncodedCommit(order.id, order.step, kind, layers, layouts, fields)
+    return EncodedCommit(order.id, order.step, kind, encoded.layers, layouts, fields, encoded.rec)
 
 
-def _delta_layers(chain: ChainState, staged: StagedState, commit: str, codec: str) -> list[EncodedLayer | FullLayer]:
+def _encode_delta(chain: ChainState, staged: StagedState, order: CommitOrder, codec: str) -> EncodedLayers:
     rec = chain.rec or {}
-
-    def encode(partition: Partition) -> EncodedLayer | FullLayer | None:
-        current = staged.buffers[partition.id]
-        before = rec.get(partition.id)
-        if before is None or (before.dtype, before.shape) != (current.dtype, current.shape):
-            return FullLayer(partition, current, _full_codec(partition, codec), commit)
-        return choose_layer(partition, current, before, commit)
-
-    return [layer for layer in run_all(encode, staged.layout.partitions) if layer is not None]
-
-
-def _full_codec(partition: Partition, codec: str) -> str:
-    """Small partitions are needed soonest and stay raw; large ones are compressed (design 6)."""
-    if codec != "auto":
-        return codec
-    return RAW if partition.window == FORWARD else BLOSC
+    if order.policy is None or order.policy.exact:
+        return encode_exact(staged.layout, staged.buffers, rec, order.id, codec)
+    return encode_bounded(
+        staged.layout,
+        staged.buffers,
+        rec,
+        order.id,
+        codec,
+        policy=order.policy,
+        state=chain.filter,
+        rec_is_shared=chain.rec_is_shared,
+    )
 
 
-def _check(staged: StagedState, phase: int) -> Check:
-    return Check(phase, {p.id: covered_crc(staged.buffers[p.id], phase) for p in staged.layout.partitions})
+def _check(layout: Layout, rec: Buffers, phase: int) -> Check:
+    return Check(phase, {p.id: covered_crc(rec[p.id], phase) for p in layout.partitions})
 
 
 def advance(
-    chain: ChainState, staged: StagedState, record: CommitRecord, digest: str, pack_bytes: int
+    chain: ChainState, staged: StagedState, encoded: EncodedCommit, record: CommitRecord, digest: str, pack_bytes: int
 ) -> Buffers | None:
     """Make a published commit the parent of the next, and return the buffers that are free now."""
-    free = chain.rec if chain.layout is staged.layout and not chain.rec_is_shared else None
+    free = None
+    if chain.layout is staged.layout and chain.rec is not None and not chain.rec_is_shared:
+        old = chain.rec
+        free = {n: staged.buffers[n] if rec is old[n] else old[n] for n, rec in encoded.rec.items()}
     chain.rec_is_shared = False
     chain.parent = CommitRef(record.id, digest, record.epoch, record.sequence, record.step)
     chain.sequence += 1
-    chain.rec, chain.layout, chain.document = staged.buffers, staged.layout, staged.document
+    chain.rec, chain.layout, chain.document = encoded.rec, staged.layout, staged.document
+    chain.is_exact = record.exact
     cost = pack_bytes + LINK_BYTES
     chain.last_bytes = cost
     if record.kind == BASE:
@@ -236,4 +195,6 @@ def advance(
         chain.last_bytes = 0
     else:
         chain.chain_bytes += cost
+        if not record.exact:
+            chain.filter.overhead = pack_bytes - encoded.largest_bytes
     return free

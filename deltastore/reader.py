@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltastore.document import Leaf, build, leaves, plain_value, subtree
 from deltastore.errors import Corruption, InvalidInput, NotFound
+from deltastore.fidelity import Fidelity
 from deltastore.handle import Commit
 from deltastore.layout import Layout, TensorEntry
 from deltastore.sources import PartitionSource, batches, read_elements, read_into
@@ -57,26 +58,6 @@ class Report:
     def ok(self) -> bool:
         """Whether commit and objects fitted each other."""
         return not (self.missing or self.unexpected or self.mismatched)
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """How near a commit is to the training state."""
-
-    exact: bool
-    _layout: Layout = field(repr=False)
-
-    def bound(self, *path: Key) -> float:
-        """Return the largest deviation of any element of a tensor; 0.0 where it is exact."""
-        if path not in self._layout.by_path:
-            raise NotFound(f"{show_path(path)}: no such tensor", path=path)
-        return 0.0
-
-    def residual(self, role: str) -> float:
-        """Return the norm of what a role lacks; 0.0 where it is exact."""
-        if all(partition.role != role for partition in self._layout.partitions):
-            raise NotFound(f"role {role!r}: no tensor has it", role=role)
-        return 0.0
 
 
 class LazyTensor:
@@ -173,6 +154,7 @@ class State(Mapping[Path, Any]):
         document: Json,
         layout: Layout,
         commit: Commit,
+        fidelity: Fidelity,
         *,
         prefix: Path = (),
         pickle_trusted: bool = False,
@@ -181,6 +163,7 @@ class State(Mapping[Path, Any]):
         self._source = source
         self._document = document
         self._layout = layout
+        self._fidelity = fidelity
         self._prefix = prefix
         self._pickle_trusted = pickle_trusted
 
@@ -230,6 +213,7 @@ class State(Mapping[Path, Any]):
             node,
             self._layout,
             self.commit,
+            self._fidelity,
             prefix=self._prefix + keys,
             pickle_trusted=self._pickle_trusted,
         )
@@ -243,7 +227,7 @@ class State(Mapping[Path, Any]):
     @property
     def fidelity(self) -> Fidelity:
         """How near the commit is to the training state."""
-        return Fidelity(self.commit.exact, self._layout)
+        return self._fidelity
 
     @property
     def layout(self) -> Layout:

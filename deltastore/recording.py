@@ -23,6 +23,7 @@ from deltastore.history.packs import Packs
 from deltastore.history.session import Session
 from deltastore.layout import Layout
 from deltastore.ondisk.names import new_commit_id
+from deltastore.policy import Policy
 from deltastore.types import Json
 from deltastore.writer import Job, Writer, Written
 
@@ -56,6 +57,7 @@ class Recording:
         resumed: tuple[Chain, dict[int, np.ndarray]] | None,
         *,
         options: WriterOptions,
+        policy: Policy | None,
         restore_cost: float,
         retention: Retention | None,
         pickle_trusted: bool,
@@ -65,6 +67,8 @@ class Recording:
         self.session = session
         self._tier = packs.tier
         self._retention = retention
+        self.policy = policy
+        """What the next commits store; None: every bit."""
         self._lock = threading.Lock()
         self.durable_step = None if parent is None else parent.step
         """The newest step that is known to be acknowledged: packs/ was synced when the parent was chosen."""
@@ -88,14 +92,27 @@ class Recording:
         )
 
     def commit(
-        self, step: int, state: Mapping[str, Any], hints: Hints, *, tag: str | None, metrics: Mapping[str, Any] | None
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        hints: Hints,
+        *,
+        exact: bool | None,
+        tag: str | None,
+        metrics: Mapping[str, Any] | None,
     ) -> Handle:
         """Take a state and return the handle of its commit; see :meth:`deltastore.store.Store.commit`."""
         with self._lock:  # threads may share a store: states are taken one after the other
-            return self._commit(step, state, hints, tag, metrics)
+            return self._commit(step, state, hints, None if exact else self.policy, tag, metrics)
 
     def _commit(
-        self, step: int, state: Mapping[str, Any], hints: Hints, tag: str | None, metrics: Mapping[str, Any] | None
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        hints: Hints,
+        policy: Policy | None,
+        tag: str | None,
+        metrics: Mapping[str, Any] | None,
     ) -> Handle:
         check_step(step, self._last_step())
         flat = self._stager.flatten(state)
@@ -104,7 +121,7 @@ class Recording:
         try:
             self._writer.reserve(token)
             staged = self._stager.take(flat, hints, replan=self._writer.base_due)
-            return self._submit(step, staged, tag, described, token)
+            return self._submit(step, staged, policy, tag, described, token)
         finally:
             self._writer.cancel(token)
 
@@ -114,9 +131,16 @@ class Recording:
         return max([*pending, -1 if self.durable_step is None else self.durable_step])
 
     def _submit(
-        self, step: int, staged: StagedState, tag: str | None, described: dict[str, Json], token: object
+        self,
+        step: int,
+        staged: StagedState,
+        policy: Policy | None,
+        tag: str | None,
+        described: dict[str, Json],
+        token: object,
     ) -> Handle:
-        order = CommitOrder(new_commit_id(), step, base=tag is not None or self._kept(step), metrics=described)
+        is_base = tag is not None or self._kept(step)
+        order = CommitOrder(new_commit_id(), step, base=is_base, metrics=described, policy=policy)
         handle = Handle(step, order.id, (self._tier.name,))
         if tag is not None:
             self._tags[order.id] = tag
@@ -189,6 +213,7 @@ def _adopt(chain: ChainState, read: Chain, buffers: dict[int, np.ndarray]) -> No
     sizes = [link.tail.trailer.file_size // len(link.tail.index.commits) + LINK_BYTES for link in read.links]
     chain.rec_is_shared = True
     chain.rec, chain.layout, chain.document = buffers, read.layout, read.document
+    chain.is_exact = read.record.exact
     chain.full_bytes, chain.chain_bytes = sizes[0], sum(sizes)
     chain.last_bytes = sizes[-1] if len(sizes) > 1 else 0
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deltastore.buffers import Hints
-from deltastore.config import EXACT_RESTORE_COST, Retention, WriterOptions, as_integer, check_timeout
+from deltastore.config import Retention, WriterOptions, as_integer, check_timeout
 from deltastore.errors import (
     AlreadyExists,
     Corruption,
@@ -35,6 +35,7 @@ from deltastore.history.verify import Progress, VerifyReport, verify
 from deltastore.layout import Layout
 from deltastore.ondisk.limits import MAX_NUMBER
 from deltastore.ondisk.names import check_tag
+from deltastore.policy import EXACT_RESTORE_COST, Policy, check_policy
 from deltastore.reader import State
 from deltastore.recording import Recording, check_step
 from deltastore.sources import BufferSource, PackSource, read_all
@@ -76,6 +77,7 @@ class Store:
         self._pickle_trusted = pickle_trusted
         self._session_id = session or secrets.token_hex(8)
         self._options = options or WriterOptions()
+        self._policy: Policy | None = None
         self._restore_cost = EXACT_RESTORE_COST
         self._view = View(tier, pickle_trusted=pickle_trusted)
         self._recording: Recording | None = None
@@ -96,6 +98,19 @@ class Store:
             return
         except Corruption as error:
             log.warning("%s; reading goes on, for the packs hold all that is needed", error)
+
+    def set_policy(self, policy: Policy | None) -> None:
+        """Store the commits that follow as a policy says; None: every bit, as a new store does.
+
+        Raises
+        ------
+        InvalidInput
+            It is no policy.
+        """
+        self._policy = check_policy(policy)
+        if self._recording is not None:
+            self._recording.policy = policy
+        self.set_restore_cost(EXACT_RESTORE_COST if policy is None else policy.chain_cost)
 
     def set_restore_cost(self, restore_cost: float) -> None:
         """Let reading a commit cost up to this many full loads before a base is written (spec 9, "Bases")."""
@@ -214,7 +229,7 @@ class Store:
         state : mapping
             Nested dicts, lists and tuples of tensors and plain values.
         exact : bool, optional
-            Every commit of this version is exact.
+            True: store every bit of this commit, whatever the policy says.
         tag : str, optional
             Name the commit, for ever; it is then stored as a base.
         metrics : mapping, optional
@@ -262,7 +277,7 @@ class Store:
         if self._recording is None:
             top = newest(self._view.catalog)  # before the claim: what is refused leaves no trace
             check_step(step, -1 if top is None else top.step)
-        return self._record().commit(step, state, hints or Hints(), tag=tag, metrics=metrics)
+        return self._record().commit(step, state, hints or Hints(), exact=exact, tag=tag, metrics=metrics)
 
     def _record(self) -> Recording:
         """Return the recording; the first call claims the store."""
@@ -305,6 +320,7 @@ class Store:
             parent,
             resumed,
             options=self._options,
+            policy=self._policy,
             restore_cost=self._restore_cost,
             retention=self._retention,
             pickle_trusted=self._pickle_trusted,

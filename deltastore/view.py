@@ -10,12 +10,14 @@ from collections.abc import Mapping
 
 from deltastore.document import plain_value
 from deltastore.errors import Corruption, DeltaStoreError, NotFound
+from deltastore.fidelity import Fidelity
 from deltastore.handle import Commit
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog
 from deltastore.history.chain import Chain, open_chain
 from deltastore.history.lineage import chain_entries, line, needs_tags, newest, resolve
 from deltastore.history.packs import Packs
 from deltastore.history.tags import read_tags
+from deltastore.ondisk.fidelity import check_tensors
 from deltastore.reader import State
 from deltastore.sources import GuardedSource, PackSource, PartitionSource
 from deltastore.tiers.base import Tier
@@ -139,7 +141,10 @@ class View:
         """Return the state of a commit from wherever its elements are."""
         commit = self.commit(entry)
         guarded = GuardedSource(source, lambda error: self.with_advice(error, entry))
-        return State(guarded, chain.document, chain.layout, commit, pickle_trusted=self._pickle_trusted)
+        recorded = chain.record.fidelity
+        check_tensors(recorded, len(chain.layout.tensors), chain.links[-1].tail.where)
+        fidelity = Fidelity(recorded, chain.layout)
+        return State(guarded, chain.document, chain.layout, commit, fidelity, pickle_trusted=self._pickle_trusted)
 
     def lineage(self) -> list[Commit]:
         """Return the commits on the line of history of the newest one, oldest first."""

@@ -265,7 +265,7 @@ class Writer:
             self._settle_unchanged(job)
             return
         record, written = self._publish(encoded)
-        free = advance(self._chain, job.staged, record, written.entry.ref.digest, written.pack_bytes)
+        free = advance(self._chain, job.staged, encoded, record, written.entry.ref.digest, written.pack_bytes)
         if free is not None:
             self._pool.give(job.staged.layout, free)
         try:

@@ -21,6 +21,7 @@ from deltastore.history.tags import read_tags
 from deltastore.layers.encoded import array_path
 from deltastore.layout import Layout
 from deltastore.ondisk.codecs import digest_values
+from deltastore.ondisk.fidelity import check_tensors
 from deltastore.ondisk.framing import check_headers, directory_entries
 from deltastore.ondisk.index import storage_dtype_of
 from deltastore.ondisk.layouts import check_pieces
@@ -153,6 +154,7 @@ def _check_commit(packs: Packs, catalog: Catalog, entry: CatalogEntry, broken: s
         )
     layout = chain.layout
     check_pieces(layout, chain.links[-1].tail.where)
+    check_tensors(chain.record.fidelity, len(layout.tensors), chain.links[-1].tail.where)
     _check_document(chain.document, layout, chain.links[-1].tail.where)
     if deep:
         _check_arrays(packs, chain.links[-1])

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from deltastore.errors import Corruption, InvalidInput, UnsupportedFormat
 from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_canonical, parse_json
+from deltastore.ondisk.fidelity import CommitFidelity, encode_fidelity, parse_fidelity
 from deltastore.ondisk.fields import Fields
 from deltastore.ondisk.limits import MAX_PARTITION_ID, MAX_RECORD_BYTES
 from deltastore.ondisk.names import is_commit_id, is_digest, is_write_id, parse_content_digest
@@ -82,7 +83,7 @@ class CommitRecord:
     layers: tuple[LayerRecord, ...]
     check: Check | None
     """None on a base: the content digests of its full layers cover everything."""
-    fidelity: Json
+    fidelity: CommitFidelity
     metrics: dict[str, Json] = field(default_factory=dict)
     extra: dict[str, Json] = field(default_factory=dict)
     """Members that a newer minor version added; kept when the record is copied."""
@@ -90,7 +91,7 @@ class CommitRecord:
     @property
     def exact(self) -> bool:
         """Whether the reconstruction equals the training state bit for bit."""
-        return self.fidelity.get("exact") is True
+        return self.fidelity.exact
 
     @property
     def requires(self) -> list[str]:
@@ -143,7 +144,7 @@ def encode_record(record: CommitRecord) -> tuple[bytes, str]:
             "check": None
             if check is None
             else {"phase": check.phase, "crc32c": [list(pair) for pair in check.crcs.items()]},
-            "fidelity": record.fidelity,
+            "fidelity": encode_fidelity(record.fidelity),
             "metrics": record.metrics,
         }
     )
@@ -216,6 +217,9 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         raise fields.fault("values", "the member full, or patch in a delta")
     if not isinstance(values.get("patch", []), list):
         raise fields.fault("values", "a list of operations as patch")
+    fidelity = parse_fidelity(fields.mapping("fidelity"), fields.where)
+    if kind == BASE and not fidelity.exact:
+        raise fields.fault("fidelity", "an exact base")
     lineage = tuple(
         (first, last) for first, last in (_pair(pair, fields, "lineage") for pair in fields.items("lineage"))
     )
@@ -233,7 +237,7 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         values=values,
         layers=layers,
         check=_parse_check(fields) if fields.has("check") else None,
-        fidelity=fields.mapping("fidelity"),
+        fidelity=fidelity,
         metrics=fields.mapping("metrics"),
         extra=extra,
     )

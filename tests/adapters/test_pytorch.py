@@ -73,7 +73,6 @@ def store(root: str) -> Iterator[deltastore.Store]:
         ({"overhead": 0.1}, "overhead"),
         ({"rec_device": "cuda"}, "rec_device"),
         ({"policy": "exact"}, "policy"),
-        ({"policy": deltastore.Policy()}, "bounded commits"),
         ({"rng": nn.Linear(1, 1)}, "rng"),
         ({"extra": nn.Linear(1, 1)}, "extra"),
         ({"thing": 3}, "thing is a int"),

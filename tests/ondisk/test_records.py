@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deltastore.errors import Corruption, UnsupportedFormat
 from deltastore.ondisk.canonical import decompress, digest_of, parse_json
+from deltastore.ondisk.fidelity import CommitFidelity, TensorFidelity
 from deltastore.ondisk.limits import MAX_NUMBER, MAX_PARTITION_ID
 from deltastore.ondisk.records import (
     ARRAYS_OF,
@@ -55,10 +56,21 @@ def records(draw: st.DrawFn) -> CommitRecord:
         values={"full": draw(json_objects)} if kind == "base" else {"patch": draw(st.lists(st.integers(), max_size=2))},
         layers=tuple(layers),
         check=draw(st.none() | st.just(check)),
-        fidelity={"exact": draw(st.booleans())},
+        fidelity=CommitFidelity() if kind == "base" else draw(fidelities()),
         metrics=draw(json_objects),
         extra={f"x-{name}": value for name, value in draw(json_objects).items()},
     )
+
+
+@st.composite
+def fidelities(draw: st.DrawFn) -> CommitFidelity:
+    binary32 = st.floats(0, width=32, allow_infinity=False)
+    norms = st.none() | st.floats(0, 1e300).map(lambda norm: float(f"{norm:.4g}"))
+    tensors = [
+        TensorFidelity(index, draw(binary32.filter(bool)), draw(binary32), draw(numbers), draw(norms), draw(norms))
+        for index in sorted(draw(st.sets(st.integers(0, 9), max_size=3)))
+    ]
+    return CommitFidelity(tuple(tensors), draw(numbers), draw(numbers)) if tensors else CommitFidelity()
 
 
 @given(records())
@@ -80,7 +92,7 @@ def good(kind: str = "base") -> dict[str, Any]:
     record = CommitRecord(
         id="d" * 32, epoch=1, sequence=3, session="e" * 16, created=now(), step=4, kind=kind, parent=parent, lineage=(),
         layout="f" * 64, values={"full": {}} if kind == "base" else {"patch": []}, layers=(layer,),
-        check=Check(3, {5: 6}), fidelity={"exact": True},
+        check=Check(3, {5: 6}), fidelity=CommitFidelity(),
     )  # fmt: skip
     value: dict[str, Any] = parse_json(decompress(encode_record(record)[0], 10_000, "here"), "here")
     return value
@@ -132,6 +144,28 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "check without sums": ("check", {"phase": 1}, "crc32c"),
     "check of a list": ("check", [], "object"),
     "fidelity": ("fidelity", True, "fidelity"),
+    "fidelity of numbers": ("fidelity/exact", 1, "exact"),
+    "fidelity without tensors": ("fidelity", {"exact": False, "tensors": [], "budget": 1, "floor": 1}, "tensors"),
+    "fidelity of a base": (
+        "fidelity",
+        {"exact": False, "tensors": [[0, 1, 1, 1, 1, 1]], "budget": 1, "floor": 1},
+        "base",
+    ),
+    "fidelity without a budget": ("fidelity", {"exact": False, "tensors": [[0, 1, 1, 1, 1, 1]], "floor": 1}, "budget"),
+    **{
+        f"fidelity with {what}": ("fidelity", {"exact": False, "tensors": tensors, "budget": 1, "floor": 1}, "tensors")
+        for what, tensors in {
+            "a short tensor": [[0, 1, 1, 1, 1]],
+            "tensors out of order": [[1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]],
+            "a tensor twice": [[0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]],
+            "a bound of 0": [[0, 0, 1, 1, 1, 1]],
+            "an infinite bound": [[0, 0x7F800000, 1, 1, 1, 1]],
+            "a bound that is no number": [[0, 0x7FC00000, 1, 1, 1, 1]],
+            "a negative threshold": [[0, 1, 0x80000001, 1, 1, 1]],
+            "a negative norm": [[0, 1, 1, 1, -1.0, 1]],
+            "a norm of text": [[0, 1, 1, 1, 1, "1"]],
+        }.items()
+    },
     "metrics": ("metrics", [], "metrics"),
     "patch in a base": ("values", {"patch": []}, "values"),
     "both values": ("values", {"patch": [], "full": {}}, "values"),

@@ -1,0 +1,200 @@
+"""The layers of a commit: a base's, an exact delta's, a bounded delta's (spec 9)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from deltastore.buffers import Buffers
+from deltastore.layers.bounded import BoundedDelta, FilterState
+from deltastore.layers.encoded import EncodedLayer, array_path, attributes
+from deltastore.layers.exact import choose_layer
+from deltastore.layout import FORWARD, Layout, Partition
+from deltastore.ondisk.codecs import BLOSC, RAW, EncodedChunk, content_digest, encode_chunk
+from deltastore.ondisk.fidelity import CommitFidelity
+from deltastore.ondisk.pack import PackArray, PackCommit, PackWriter, chunk_values
+from deltastore.ondisk.records import DELTA, FULL, LayerRecord
+from deltastore.ondisk.zarr_profile import ArraySpec, plan_array
+from deltastore.parallel import run_ahead, run_all
+from deltastore.policy import Policy
+
+log = logging.getLogger("deltastore")
+
+MISSED = (0.93, 1.04)
+"""Shares of the wanted bytes outside of which the filter runs once more, with what it learnt."""
+RUNS = 3
+SAME = 0.01
+"""A run that changed the bytes by less will not be bettered by another."""
+ARRAY_BYTES = 1000
+"""What an array takes beside its chunks, before that was measured."""
+RECORD_BYTES, LAYER_BYTES, TENSOR_BYTES = 800, 130, 20
+"""The same for a record, its layers, and the tensors whose fidelity it lists."""
+
+
+@dataclass
+class FullLayer:
+    """A full layer whose chunks are encoded on the way to the pack, so that they never lie in memory together."""
+
+    partition: Partition
+    values: np.ndarray
+    codec: str
+    commit: str
+    _digest: str = field(default="", init=False)
+
+    @property
+    def record(self) -> LayerRecord:
+        """The layer's record, once its chunks were consumed."""
+        return LayerRecord(self.partition.id, FULL, {"data": self._digest})
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the layer takes at most."""
+        return self.values.nbytes
+
+    @property
+    def arrays(self) -> tuple[PackArray, ...]:
+        """The layer's only array."""
+        spec = plan_array(self.values.dtype, len(self.values), self.codec)
+        path = array_path(self.commit, self.partition.id, "data")
+        return (PackArray(path, spec, attributes(self.partition, FULL), self._chunks()),)
+
+    def _chunks(self) -> Iterator[EncodedChunk]:
+        spec = plan_array(self.values.dtype, len(self.values), self.codec)
+        crcs: list[int] = []
+        starts = range(0, spec.length, spec.chunk)
+        # A raw chunk is only read and summed: faster right before it is written, while it is in the cache.
+        encode = partial(self._encode, spec)
+        for chunk in map(encode, starts) if self.codec == RAW else run_ahead(encode, starts):
+            crcs.append(chunk.content_crc)
+            yield chunk
+        self._digest = content_digest(spec.dtype, spec.length, spec.chunk, crcs)
+
+    def _encode(self, spec: ArraySpec, start: int) -> EncodedChunk:
+        return encode_chunk(chunk_values(self.values, spec, start), spec.codec)
+
+
+Layers = list[EncodedLayer | FullLayer]
+
+
+@dataclass(frozen=True)
+class EncodedLayers:
+    """What a commit stores of all partitions.
+
+    Attributes
+    ----------
+    rec : dict of int to ndarray
+        What a reader will get.
+    """
+
+    layers: Layers
+    rec: Buffers
+    fidelity: CommitFidelity
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every partition is stored whole: the commit can as well be a base."""
+        fulls = sum(isinstance(layer, FullLayer) or layer.record.kind == FULL for layer in self.layers)
+        return fulls == len(self.rec) > 0
+
+
+def encode_base(layout: Layout, buffers: Buffers, commit: str, codec: str) -> EncodedLayers:
+    """Return the layers of a base."""
+    layers: Layers = [FullLayer(p, buffers[p.id], _full_codec(p, codec), commit) for p in layout.partitions]
+    return EncodedLayers(layers, buffers, CommitFidelity())
+
+
+def encode_exact(layout: Layout, buffers: Buffers, rec: Buffers, commit: str, codec: str) -> EncodedLayers:
+    """Return the layers that turn a reconstruction into new values bit for bit, the smallest of each partition."""
+    return EncodedLayers(_exact_layers(layout.partitions, buffers, rec, commit, codec), buffers, CommitFidelity())
+
+
+def encode_bounded(
+    layout: Layout,
+    buffers: Buffers,
+    rec: Buffers,
+    commit: str,
+    codec: str,
+    *,
+    policy: Policy,
+    state: FilterState,
+    rec_is_shared: bool,
+) -> EncodedLayers:
+    """Return the layers that bring a reconstruction as near to new values as the budget allows.
+
+    Filtered partitions of `rec` are brought up to date in place, unless `rec_is_shared`.
+    """
+    targets = [t for t in state.targets(layout, policy) if all(_has(rec, buffers, p.partition) for p in t.pieces)]
+    filtered = {piece.partition for target in targets for piece in target.pieces}
+    others = [partition for partition in layout.partitions if partition.id not in filtered]
+    layers = _exact_layers(others, buffers, rec, commit, codec)
+    updated = {number: rec[number].copy() if rec_is_shared else rec[number] for number in filtered}
+    fidelity = CommitFidelity()
+    if targets:
+        delta = BoundedDelta(layout, targets, buffers, updated, commit, state)
+        budget = round((policy.budget or 0.0) * layout.bytes)
+        floor = _run_within(delta, layers, budget, state.overhead, commit)
+        fidelity = CommitFidelity(tuple(delta.settle()), budget, floor)
+        layers += delta.layers
+    return EncodedLayers(layers, {p.id: updated.get(p.id, buffers[p.id]) for p in layout.partitions}, fidelity)
+
+
+def _run_within(delta: BoundedDelta, exact: Layers, budget: int, overhead: int | None, commit: str) -> int:
+    """Run the filter until the commit takes what it should; return the floor, what it takes in any case."""
+    fixed = sum(layer.stored_bytes for layer in exact)
+    measured = overhead is not None
+    around = ARRAY_BYTES * 3 * (len(exact) + delta.partitions) if overhead is None else overhead
+    floor = fixed + around + delta.exact_bytes
+    before = -1
+    for _ in range(RUNS):
+        delta.run(budget - floor)
+        if not measured:
+            around = _container_bytes([*exact, *delta.layers], delta.partitions, commit)
+        floor = fixed + around + delta.exact_bytes
+        found = fixed + around + delta.stored_bytes
+        near = MISSED[0] <= found / max(budget, floor) <= MISSED[1]
+        if near or delta.is_exhausted or abs(found - before) < SAME * found:
+            break
+        before = found
+        delta.correct()
+    return floor
+
+
+def _container_bytes(layers: Layers, tensors: int, commit: str) -> int:
+    """Return about what a pack takes beside its layers: written to nowhere, with a record of the usual length."""
+    pack = PackWriter("0" * 32, "0" * 16)
+    total = -sum(layer.stored_bytes for layer in layers)
+    for layer in layers:
+        if isinstance(layer, EncodedLayer):
+            for array in layer.arrays:
+                total += sum(len(buffer) for buffers in pack.array(array) for buffer in buffers)
+        else:
+            total += layer.stored_bytes + ARRAY_BYTES
+    record = bytes(RECORD_BYTES + LAYER_BYTES * len(layers) + TENSOR_BYTES * tensors)
+    finished = pack.finish([PackCommit(commit, 0, DELTA, record, "0" * 64)])
+    return total + sum(len(buffer) for buffers in finished for buffer in buffers)
+
+
+def _has(rec: Buffers, buffers: Buffers, partition: int) -> bool:
+    before, current = rec.get(partition), buffers[partition]
+    return before is not None and (before.dtype, before.shape) == (current.dtype, current.shape)
+
+
+def _exact_layers(partitions: Sequence[Partition], buffers: Buffers, rec: Buffers, commit: str, codec: str) -> Layers:
+    def encode(partition: Partition) -> EncodedLayer | FullLayer | None:
+        current = buffers[partition.id]
+        if not _has(rec, buffers, partition.id):
+            return FullLayer(partition, current, _full_codec(partition, codec), commit)
+        return choose_layer(partition, current, rec[partition.id], commit)
+
+    return [layer for layer in run_all(encode, partitions) if layer is not None]
+
+
+def _full_codec(partition: Partition, codec: str) -> str:
+    """Small partitions are needed soonest and stay raw; large ones are compressed (design 6)."""
+    if codec != "auto":
+        return codec
+    return RAW if partition.window == FORWARD else BLOSC
