@@ -110,6 +110,7 @@ def statistics(store: Store, commits: list[Commit]) -> dict[str, Any]:
     """Return what the commits take, with and without bases, and how long the chains are."""
     deltas = [commit for commit in commits if commit.kind == "delta"]
     chains = chain_lengths(commits)
+    costs = restore_costs(commits)
     full = _full_bytes(store)
     with_bases = sum(commit.bytes for commit in commits) / len(commits) if commits else None
     without = sum(commit.bytes for commit in deltas) / len(deltas) if deltas else None
@@ -125,6 +126,9 @@ def statistics(store: Store, commits: list[Commit]) -> dict[str, Any]:
         "share_without_bases": without / full if without and full else None,
         "mean_chain": sum(chains) / len(chains) if chains else None,
         "longest_chain": max(chains, default=None),
+        "mean_restore_cost": sum(costs) / len(costs) if costs else None,
+        "largest_restore_cost": max(costs, default=None),
+        "inexact": sum(not commit.exact for commit in commits),
     }
 
 
@@ -136,6 +140,15 @@ def chain_lengths(commits: list[Commit]) -> list[int]:
     return list(length.values())
 
 
+def restore_costs(commits: list[Commit]) -> list[float]:
+    """Return for each commit the bytes that reading it takes, over those of its base; parents come first."""
+    read: dict[str, tuple[int, int]] = {}
+    for commit in commits:
+        base, before = (commit.bytes, 0) if commit.kind == "base" else read.get(commit.parent or "", (0, 0))
+        read[commit.id] = base, before + commit.bytes
+    return [total / base for base, total in read.values() if base]
+
+
 def _full_bytes(store: Store) -> int | None:
     try:
         return layout_of(store.at("latest")).bytes
@@ -145,11 +158,12 @@ def _full_bytes(store: Store) -> int | None:
 
 def _summary_lines(summary: dict[str, Any]) -> list[list[object]]:
     def per_step(name: str) -> str:
-        count, share = summary[f"bytes_per_step_{name}"], summary[f"share_{name}"]
-        if count is None:
+        taken, share = summary[f"bytes_per_step_{name}"], summary[f"share_{name}"]
+        if taken is None:
             return "-"
-        return size(count) if share is None else f"{size(count)} ({share:.1%} of the full state)"
+        return size(taken) if share is None else f"{size(taken)} ({share:.1%} of the full state)"
 
+    cost, largest = summary["mean_restore_cost"], summary["largest_restore_cost"]
     mean, longest = summary["mean_chain"], summary["longest_chain"]
     return [
         ["commits", f"{summary['commits']} ({summary['bases']} bases, {summary['deltas']} deltas)"],
@@ -157,4 +171,6 @@ def _summary_lines(summary: dict[str, Any]) -> list[list[object]]:
         ["bytes per step, with bases", per_step("with_bases")],
         ["bytes per step, without bases", per_step("without_bases")],
         ["chain length", "-" if mean is None else f"{mean:.1f} on average, {longest} at most"],
+        ["to restore one", "-" if cost is None else f"{cost:.2f} full loads on average, {largest:.2f} at most"],
+        ["within a bound", count(summary["inexact"], "commit")],
     ]

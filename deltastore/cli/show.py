@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from deltastore.cli.arguments import JsonOption, RefArgument, UrlArgument, open_to_read, state_at
+from deltastore.cli.fidelity_rows import fidelity_json, print_fidelity
 from deltastore.cli.leaf_rows import Row, rows
 from deltastore.cli.output import commit_json, local_time, metrics_text, print_json, print_table, say, size
 from deltastore.handle import Commit
@@ -17,6 +20,7 @@ HELP = """Show one commit: what it is, what it needs, what it holds.
 Examples:
   deltastore show runs/gpt2 latest
   deltastore show runs/gpt2 latest~3 --json
+  deltastore show runs/gpt2 1234 --fidelity     how far each tensor may be from the training state
 """
 
 
@@ -45,7 +49,14 @@ class Part:
             self.bytes += row.bytes
 
 
-def show(url: UrlArgument, ref: RefArgument = "latest", as_json: JsonOption = False) -> None:
+def show(
+    url: UrlArgument,
+    ref: RefArgument = "latest",
+    fidelity: Annotated[
+        bool, typer.Option("--fidelity", help="Add the bound of every tensor that is not exact.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show one commit."""
     with open_to_read(url) as store:
         state = state_at(store, ref)
@@ -65,12 +76,16 @@ def show(url: UrlArgument, ref: RefArgument = "latest", as_json: JsonOption = Fa
             }
             for key, part in parts.items()
         ]
-        print_json({"store": place, "commit": commit_json(commit), "chain": needed, "parts": listed})
+        document = {"store": place, "commit": commit_json(commit), "chain": needed, "parts": listed}
+        print_json({**document, "fidelity": fidelity_json(state)} if fidelity else document)
         return
     print_table(["", ""], _about(commit, needed))
     say("")
     columns = ("part", ("tensors", "right"), ("plain values", "right"), ("bytes", "right"), "dtypes")
     print_table(columns, ([k, p.tensors, p.plain, size(p.bytes), " ".join(p.names)] for k, p in parts.items()))
+    if fidelity:
+        say("")
+        print_fidelity(state)
 
 
 def parts_of(found: Iterable[Row]) -> dict[str | int, Part]:

@@ -26,6 +26,7 @@ from deltastore.dtypes import LOGICAL
 from deltastore.errors import UnsupportedFormat
 from deltastore.history.tags import read_tags
 from deltastore.ondisk import zarr_profile
+from deltastore.ondisk.fidelity import encode_fidelity
 from deltastore.ondisk.index import FORMAT_MAJOR, FORMAT_MINOR
 from deltastore.store import Store
 from deltastore.torch_bridge import TORCH
@@ -238,8 +239,33 @@ def retention(root: Path) -> States:
     return made
 
 
+def bounded(root: Path) -> States:
+    """Bounded commits on an exact base, an exact step among them, and a resume from what a reader gets."""
+    made: States = {}
+    generator = torch.Generator().manual_seed(2)
+    wide, half = torch.randn(6000, generator=generator), torch.randn(4096, generator=generator).bfloat16()
+
+    def put(store: Store, step: int, *, exact: bool = False) -> None:
+        wide.add_(torch.randn(6000, generator=generator), alpha=1e-3)
+        half.add_(torch.randn(4096, generator=generator).bfloat16(), alpha=1e-2)
+        wide[7 * step] = float("nan")
+        state = {"model": {"wide": wide, "half": half, "small": half[:9].clone()}, "step": step}
+        done = store.commit(step, state, exact=exact).wait()
+        made[done.id] = describe(store.at(step).to_state_dict(), foreign)
+
+    for first in (0, 4):
+        with deltastore.open(root) as store:
+            store.set_policy(deltastore.Policy(budget=0.03, restore_cost=50))
+            if first:
+                restored = store.restore()
+                wide, half = restored["model", "wide"][...].clone(), restored["model", "half"][...].clone()
+            for step in range(first, first + 4):
+                put(store, step, exact=step == 2)
+    return made
+
+
 CASES: dict[str, Callable[[Path], States]] = {
-    case.__name__: case for case in (chain, dtypes, layouts, values, history, retention)
+    case.__name__: case for case in (chain, dtypes, layouts, values, history, retention, bounded)
 }
 
 
@@ -258,6 +284,7 @@ def expected(root: Path, made: States) -> dict[str, Any]:
             "metrics": entry.metrics,
             "aliases": [list(tensor.path) for tensor in opened.chain(entry).layout.tensors if tensor.alias is not None],
             "state": made[entry.id],
+            "fidelity": encode_fidelity(opened.chain(entry).record.fidelity),
         }
         if "refused" not in about["state"] and opened.state(entry) != about["state"]:
             raise SystemExit(f"{root}: step {entry.step} does not read back")

@@ -21,6 +21,7 @@ from deltastore.history.packs import Packs
 from deltastore.history.session import read_format
 from deltastore.history.tags import read_tags
 from deltastore.history.verify import verify
+from deltastore.ondisk.fidelity import encode_fidelity
 from deltastore.ondisk.index import FORMAT_MAJOR, FORMAT_MINOR
 from deltastore.tiers.local import LocalTier
 from tests.compat.kit import BAD, DATA, Opened
@@ -54,7 +55,7 @@ def test_the_golden_stores_are_there() -> None:
     assert f"{FORMAT_MAJOR}.{FORMAT_MINOR}" in versions
     for version in versions:
         names = {path.name for path in CASES if path.parent.name == version}
-        assert names == {"chain", "dtypes", "layouts", "values", "history", "retention"}
+        assert names == {"chain", "dtypes", "layouts", "values", "history", "retention", "bounded"}
 
 
 def test_commits(case: Path, opened: Opened) -> None:
@@ -79,6 +80,14 @@ def test_states(case: Path, opened: Opened) -> None:
         assert json.loads(json.dumps(opened.state(entry))) == about["state"], f"step {entry.step}"
         aliases = [list(tensor.path) for tensor in opened.chain(entry).layout.tensors if tensor.alias is not None]
         assert aliases == about["aliases"]
+
+
+def test_fidelity(case: Path, opened: Opened) -> None:
+    """What each commit says of its bounds."""
+    exact: dict[str, Any] = {"exact": True}
+    for entry, about in zip(opened.catalog.ordered(), load(case)["commits"], strict=True):
+        assert encode_fidelity(opened.chain(entry).record.fidelity) == about.get("fidelity", exact)
+        assert entry.exact == about.get("fidelity", exact)["exact"]
 
 
 def test_references(case: Path, opened: Opened) -> None:
