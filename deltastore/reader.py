@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from deltastore.document import Leaf, build, leaves, plain_value, subtree
 from deltastore.errors import Corruption, InvalidInput, NotFound
@@ -18,12 +18,17 @@ from deltastore.sources import PartitionSource, batches, read_elements, read_int
 from deltastore.types import Json, Key, Path, show_path
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from deltastore.torch_bridge import TorchBridge
 
 _STAYS = frozenset({"step", "other"})
 """Roles that `map_location` leaves on the CPU: step counters, random states, what users added."""
+
+
+Sink: TypeAlias = "Callable[[torch.Tensor], object]"
+"""Takes a tensor that is only valid during the call."""
 
 
 def _bridge() -> TorchBridge:
@@ -316,6 +321,43 @@ class State(Mapping[Path, Any]):
             for entry, tensor in zip(group, tensors, strict=True):
                 for keys in wanted[entry.path]:
                     yield keys, tensor
+
+    def fill(
+        self, targets: Mapping[Path, Sequence[torch.Tensor]], sinks: Mapping[Path, Sequence[Sink]] | None = None
+    ) -> None:
+        """Copy leaves into living tensors of their dtypes and shapes, and hand others out; memory stays flat.
+
+        Plain memory is filled by the threads that read it. A tensor only ever gets elements whose checksums are right:
+        after an error some of its own, or all of them, may be as they were.
+
+        Parameters
+        ----------
+        targets : mapping
+            Leaf -> the tensors to fill.
+        sinks : mapping, optional
+            Leaf -> what to call with a tensor, which is only valid during the call.
+        """
+        bridge = _bridge()
+        calls = {path: list(found) for path, found in (sinks or {}).items()}
+        plain: dict[Path, Sequence[torch.Tensor]] = {}
+        for path, tensors in targets.items():
+            if path not in calls and all(map(bridge.is_plain, tensors)):
+                plain[path] = tensors
+            else:
+                calls.setdefault(path, []).extend(partial(bridge.copy_to, tensor) for tensor in tensors)
+        # What shares a partition with others goes with them: no partition is read twice.
+        shared = {piece.partition for path in calls for piece in self._owner(path).pieces}
+        straight: list[tuple[TensorEntry, np.ndarray]] = []
+        for path, tensors in plain.items():
+            owner = self._owner(path)
+            if shared.isdisjoint(piece.partition for piece in owner.pieces):
+                straight += [(owner, bridge.writable_array(tensor)) for tensor in tensors]
+            else:
+                calls[path] = [partial(bridge.copy_to, tensor) for tensor in tensors]
+        read_into(self._source, self._layout, straight, living=True)
+        for path, tensor in self.stream(calls):
+            for call in calls[path]:
+                call(tensor)
 
     def load_into(self, strict: bool = True, **objects: Any) -> Report:
         """Copy the state into living objects, straight into their existing tensors.

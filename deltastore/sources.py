@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from deltastore.errors import Corruption
 from deltastore.history.chain import Chain
 from deltastore.history.decode import read_partition, read_range
 from deltastore.history.packs import Packs
+from deltastore.layers.encoded import array_path
 from deltastore.layout import Layout, Partition, TensorEntry
 from deltastore.parallel import run_all, threads
 
@@ -28,6 +30,9 @@ class PartitionSource(Protocol):
 
     def elements(self, partition: Partition, start: int, out: np.ndarray) -> None:
         """Fill `out` with the elements from `start` on."""
+
+    def unit(self, partition: Partition) -> int:
+        """Return how many elements are read and checked together; 0: any number, for nothing is left to be checked."""
 
 
 class PackSource:
@@ -45,6 +50,14 @@ class PackSource:
         """Fill `out` from only the chunks that are needed."""
         read_range(self._packs, self._chain, partition, start, out)
 
+    def unit(self, partition: Partition) -> int:
+        """Return the length of a chunk, of the whole partition where the record has a check of it."""
+        check = self._chain.record.check
+        link, *later = [link for link, _layer in self._chain.layers(partition.id)]
+        array = link.tail.index.arrays.get(array_path(link.record.id, partition.id, "data"))
+        checked = check is not None and partition.id in check.crcs
+        return partition.length if checked or later or array is None else array.spec.chunk
+
 
 class BufferSource:
     """A commit that was read into memory as a whole."""
@@ -59,6 +72,10 @@ class BufferSource:
     def elements(self, partition: Partition, start: int, out: np.ndarray) -> None:
         """Copy elements."""
         out[:] = self._buffers[partition.id][start : start + len(out)]
+
+    def unit(self, _partition: Partition) -> int:
+        """Return 0: everything was checked when it was read."""
+        return 0
 
 
 def read_all(source: PartitionSource, layout: Layout) -> dict[int, np.ndarray]:
@@ -79,38 +96,85 @@ def read_elements(source: PartitionSource, layout: Layout, entry: TensorEntry, s
         position += piece.count
 
 
-_Wanted = dict[int, list[tuple[int, int, np.ndarray]]]
+_Piece = tuple[int, int, np.ndarray]
+"""First element in the partition, number of elements, where they go."""
 
 
-def read_into(source: PartitionSource, layout: Layout, wanted: Iterable[tuple[TensorEntry, np.ndarray]]) -> None:
+def read_into(
+    source: PartitionSource, layout: Layout, wanted: Iterable[tuple[TensorEntry, np.ndarray]], *, living: bool = False
+) -> None:
     """Fill the arrays with their tensors, each partition decoded once, in parallel.
+
+    Beside the arrays this needs memory for one partition a thread, whatever the number of tensors.
 
     Parameters
     ----------
     wanted : iterable of (TensorEntry, ndarray)
         Entries that are no aliases, and where all their elements go: 1-D, contiguous, storage dtype.
+    living : bool
+        Somebody has the arrays already: nothing is written to them that is not known to be right.
     """
-    by_partition: _Wanted = {}
+    by_partition: dict[int, list[_Piece]] = {}
     for entry, out in wanted:
         start = 0
         for piece in entry.pieces:
             target = out[start : start + piece.count]
             by_partition.setdefault(piece.partition, []).append((piece.offset, piece.count, target))
             start += piece.count
-    run_all(lambda number: _read_pieces(source, layout.by_id[number], by_partition[number]), by_partition)
+    spare: list[np.ndarray] = []
+    run_all(
+        lambda number: _read_pieces(source, layout.by_id[number], by_partition[number], spare, living), by_partition
+    )
 
 
-def _read_pieces(source: PartitionSource, partition: Partition, pieces: list[tuple[int, int, np.ndarray]]) -> None:
-    if len(pieces) == 1 and pieces[0][1] == partition.length:
-        source.partition(partition, pieces[0][2])
-    elif sum(count for _, count, _ in pieces) >= WHOLE_SHARE * partition.length:
-        decoded = np.empty(partition.length, storage_dtype(partition.dtype))
-        source.partition(partition, decoded)
-        for offset, count, target in pieces:
-            target[:] = decoded[offset : offset + count]
-    else:
+def _read_pieces(
+    source: PartitionSource, partition: Partition, pieces: list[_Piece], spare: list[np.ndarray], living: bool
+) -> None:
+    unit = source.unit(partition)
+    if not unit:
         for offset, _count, target in pieces:
             source.elements(partition, offset, target)
+    elif not living and len(pieces) == 1 and pieces[0][1] == partition.length:
+        source.partition(partition, pieces[0][2])
+    elif unit < partition.length or sum(count for _, count, _ in pieces) >= WHOLE_SHARE * partition.length:
+        for low in range(0, partition.length, unit):
+            _read_unit(source, partition, low, min(low + unit, partition.length), pieces, spare)
+    else:
+        for offset, count, target in pieces:
+            with _lent(spare, count, target.dtype) as decoded:
+                source.elements(partition, offset, decoded)
+                target[:] = decoded
+
+
+def _read_unit(
+    source: PartitionSource, partition: Partition, low: int, high: int, pieces: list[_Piece], spare: list[np.ndarray]
+) -> None:
+    """Read the elements low..high of a partition, if any piece has some of them, and copy them to where they belong."""
+    inside = [piece for piece in pieces if piece[0] < high and piece[0] + piece[1] > low]
+    if not inside:
+        return
+    with _lent(spare, high - low, storage_dtype(partition.dtype)) as decoded:
+        if high - low == partition.length:
+            source.partition(partition, decoded)
+        else:
+            source.elements(partition, low, decoded)
+        for offset, count, target in inside:
+            first, last = max(low, offset), min(high, offset + count)
+            target[first - offset : last - offset] = decoded[first - low : last - low]
+
+
+@contextmanager
+def _lent(spare: list[np.ndarray], count: int, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Lend memory that was used before: the first touch of fresh memory takes longer than to read into it."""
+    size = count * dtype.itemsize
+    try:
+        block = spare.pop()
+    except IndexError:
+        block = np.empty(0, np.uint8)
+    if block.nbytes < size:
+        block = np.empty(size, np.uint8)
+    yield block[:size].view(dtype)
+    spare.append(block)
 
 
 def batches(layout: Layout, entries: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
@@ -149,3 +213,7 @@ class GuardedSource:
             self._source.elements(partition, start, out)
         except Corruption as error:
             raise self._advise(error) from error
+
+    def unit(self, partition: Partition) -> int:
+        """Return how many elements are read and checked together."""
+        return self._source.unit(partition)

@@ -205,6 +205,26 @@ class TorchBridge:
         array: np.ndarray = _words(tensor).reshape(-1).numpy()
         return array.view(storage_dtype(_logical(tensor.dtype)))
 
+    def is_plain(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is one run of CPU memory with its elements in order, as :meth:`writable_array` needs.
+
+        A storage that was freed or made smaller is none.
+        """
+        return bool(
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.device.type == "cpu"
+            and tensor.layout == torch.strided
+            and tensor.is_contiguous()
+            and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+            and (tensor.storage_offset() + tensor.numel()) * tensor.itemsize <= tensor.untyped_storage().nbytes()
+        )
+
+    def writable_array(self, tensor: torch.Tensor) -> np.ndarray:
+        """Return the memory of a plain tensor to be written to; autograd is told that it changes."""
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+        return self.as_array(tensor)
+
     def wrap(self, array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the elements of a 1-D array of the storage dtype as a tensor on the same memory.
 

@@ -103,6 +103,33 @@ def test_a_slice_of_a_delta_reads_of_every_layer_only_its_part(tier: CountedTier
     assert sum(reads) <= 2 * CHUNK + 4096  # a chunk of the base and three small arrays of the overlay
 
 
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("plain", [True, False])
+def test_filling_reads_every_chunk_once(tier: CountedTier, step: int, plain: bool) -> None:
+    a = torch.zeros(1024, 64) if plain else torch.zeros(64, 1024).T
+    b = torch.zeros(5000)
+    with open_(tier) as store:
+        state = store.at(step)
+        tier.reads.clear()
+        state.fill({("a",): [a], ("b",): [b]})
+        truth = state.to_state_dict()
+    assert torch.equal(a, truth["a"])
+    assert torch.equal(b, truth["b"])
+    reads = chunk_reads(tier)
+    half = len(reads) // 2  # to_state_dict reads the same again
+    assert sorted(reads[:half]) == sorted(reads[half:])
+
+
+def test_filling_some_reads_only_their_chunks(tier: CountedTier) -> None:
+    b = torch.zeros(5000)
+    with open_(tier) as store:
+        state = store.at(0)
+        tier.reads.clear()
+        state.fill({("b",): [b]})
+    assert torch.equal(b, torch.ones(5000))
+    assert sum(chunk_reads(tier)) <= 5000 * 4 + 2 * CHUNK + 3000
+
+
 def test_streaming_reads_every_chunk_once(tier: CountedTier) -> None:
     with open_(tier) as store:
         state = store.at(0)

@@ -36,7 +36,8 @@ def load_into(state: State, strict: bool, objects: Mapping[str, Any]) -> Report:
         commit holds, but of which no key is found; nothing to load at all; a parameter that would stay on the meta
         device. No tensor was touched.
     Corruption
-        A tensor is damaged; others may have been copied by then.
+        A tensor is damaged; others, and parts of this one, may have been copied by then. No tensor got an element
+        that does not fit its checksum.
     """
     return load_objects(state, objects, strict=strict)
 
@@ -105,8 +106,7 @@ def apply(plan: LoadPlan) -> None:
         plan.materialise()
         for action in plan.before:
             action()
-        for path, tensor in plan.state.stream(plan.sinks):
-            for sink in plan.sinks[path]:
-                sink(tensor)
+        targets = {path: [plan.current(tensor) for tensor in tensors] for path, tensors in plan.targets.items()}
+        plan.state.fill(targets, plan.sinks)
         for action in plan.after:
             action()

@@ -11,7 +11,7 @@ from torch import nn
 
 from deltastore.document import subtree
 from deltastore.errors import InvalidInput
-from deltastore.reader import LazyTensor, Report, State
+from deltastore.reader import LazyTensor, Report, Sink, State
 from deltastore.torch_bridge import TORCH
 from deltastore.types import Path
 
@@ -44,8 +44,10 @@ class LoadPlan:
     """Objects that the commit holds, but not a single key of them was found."""
     left_on_meta: list[str] = field(default_factory=list)
     loaded: int = 0
-    sinks: dict[Path, list[Callable[[torch.Tensor], object]]] = field(default_factory=dict)
-    """Leaf of the commit -> where its elements go; what a sink gets is only valid during the call."""
+    targets: dict[Path, list[torch.Tensor]] = field(default_factory=dict)
+    """Leaf of the commit -> living tensors that are filled with it, as they stood when the load was planned."""
+    sinks: dict[Path, list[Sink]] = field(default_factory=dict)
+    """Leaf of the commit -> where else its elements go."""
     on_meta: dict[int, Places] = field(default_factory=dict)
     """``id`` of a tensor without memory that the load is going to replace -> everywhere it stands."""
     before: list[Callable[[], object]] = field(default_factory=list)
@@ -54,14 +56,15 @@ class LoadPlan:
     """Done in order when all tensors have been copied."""
     _replaced: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def copy(self, path: Path, sink: Callable[[torch.Tensor], object]) -> None:
+    def copy(self, path: Path, sink: Sink) -> None:
         """Send a tensor of the commit somewhere."""
         self.sinks.setdefault(path, []).append(sink)
         self.loaded += 1
 
     def fill(self, path: Path, target: torch.Tensor) -> None:
         """Copy a tensor of the commit into a living one of the same shape and dtype."""
-        self.copy(path, lambda tensor: TORCH.copy_to(self.current(target), tensor))
+        self.targets.setdefault(path, []).append(target)
+        self.loaded += 1
 
     def current(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor that stands where this one stood when the load was planned."""
@@ -75,7 +78,8 @@ class LoadPlan:
     def report(self) -> Report:
         """Return what did not fit."""
         exact = self.state.fidelity.exact
-        inexact = [] if exact else [show(path) for path in self.sinks if self.state.fidelity.bound(*path) > 0]
+        loaded = [] if exact else dict.fromkeys([*self.targets, *self.sinks])
+        inexact = [show(path) for path in loaded if self.state.fidelity.bound(*path) > 0]
         return Report(list(self.missing), list(self.unexpected), list(self.mismatched), inexact)
 
 

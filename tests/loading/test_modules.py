@@ -329,6 +329,29 @@ def test_a_module_whose_state_dict_takes_no_arguments(saved: Save) -> None:
     assert_same(source.weight, target.weight)
 
 
+def test_targets_of_every_form_are_filled_together(saved: Save) -> None:
+    source, target = nn.Module(), nn.Module()
+    for name, grown in {"plain": (6, 8), "turned": (8, 6), "twice": (6, 8), "step": (6, 16)}.items():
+        source.register_buffer(name, torch.randn(6, 8))
+        target.register_buffer(name, torch.zeros(grown))
+    target.turned = target.turned.T
+    target.step = target.step[:, ::2]  # type: ignore[index]
+    source.twice = source.plain
+    saved(model=source.state_dict()).load_into(model=target)
+    assert_same(copied(source), copied(target))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_a_tensor_subclass_is_filled_by_its_own_copy(saved: Save) -> None:
+    source, target = nn.Linear(2, 3), nn.Linear(2, 3)
+    target.weight = nn.Parameter(torch.zeros(3, 2).as_subclass(Subclass))
+    saved(model=source.state_dict()).load_into(model=target)
+    assert_same(source.weight.detach(), target.weight.detach().as_subclass(torch.Tensor))
+
+
 def test_inference_tensors_are_filled(saved: Save) -> None:
     source = nn.Linear(2, 2)
     with torch.inference_mode():
