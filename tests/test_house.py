@@ -21,7 +21,7 @@ PACKAGE = ROOT / "deltastore"
 IGNORED = shutil.ignore_patterns("__pycache__", ".*")
 
 # One file each may import it: whoever else needs it goes through that file.
-ONE_DOOR = ("crc32c", "fsspec", "h5py", "isal", "numba", "numcodecs", "pyhdfs", "zarr", "zstandard")
+ONE_DOOR = ("crc32c", "fsspec", "h5py", "isal", "msgspec", "numba", "numcodecs", "pyhdfs", "zarr", "zstandard")
 # torch has several doors, all named: the bridge, kernels, and the sides that talk to training code. The demo trains.
 TORCH_DOORS = ("torch_bridge.py", "layers/*kernel*", "formats/*", "adapters/*", "loading/*", "cli/demo*", "cli/_demo*")
 # Frameworks and foreign formats belong to the converters and adapters.

@@ -63,6 +63,10 @@ def test_what_is_no_json_is_refused(value: object) -> None:
         b"\xff",
         '"é"'.encode(),
         b"[" * 10**5,
+        b'{"a":{"b":1,"b":[]}}',
+        b'{"a":1e-05,"b":1,"b":2}',  # read by the other of the two parsers: the float
+        b'{"b":"\\u00e9","a":1,"a":2}',
+        b"1" * 5000,
     ],
 )
 def test_bytes_that_are_no_json_are_refused(data: bytes) -> None:
