@@ -284,7 +284,7 @@ HOSTILE: dict[str, tuple[Callable[[Pack], object], str]] = {
     "layout: a negative dimension": (in_layout("tensors/0/shape", [-700]), "shape"),
     "layout: two negative dimensions": (in_layout("tensors/0/shape", [-7, -100]), "shape"),
     "layout: a piece outside": (in_layout("tensors/0/pieces/0", [0, 64, 700]), "inside"),
-    "layout: a negative piece": (in_layout("tensors/0/pieces/0", [0, -64, 700]), "pieces"),
+    "layout: a negative piece": (in_layout("tensors/0/pieces/0", [0, -64, 700]), "inside"),
     "layout: a piece of nothing": (in_layout("tensors/0/pieces", [[0, 0, 700], [0, 0, 0]]), "inside"),
     "layout: a piece of another partition": (in_layout("tensors/0/pieces/0/0", 1), "inside"),
     "layout: a piece of no partition": (in_layout("tensors/0/pieces/0/0", 9), "inside"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zstandard
@@ -16,6 +16,8 @@ from deltastore.types import Json
 SEAL = "sha256"
 
 _UNSURE = object()
+
+T = TypeVar("T")
 
 
 def encode_canonical(value: Json) -> bytes:
@@ -60,6 +62,20 @@ def _parse_quickly(data: bytes) -> Json:
         return value if data.isascii() and msgspec.json.encode(value) == data else _UNSURE
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _UNSURE
+
+
+def convert(value: Json, kind: type[T], where: str) -> T:
+    """Return a JSON value as the type that the spec gives it: no integer is a bool, no list has another length.
+
+    Raises
+    ------
+    Corruption
+        The value has another type.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise Corruption(f"{where}: {error}", where=where) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

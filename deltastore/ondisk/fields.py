@@ -7,7 +7,7 @@ from typing import Any
 
 from deltastore.errors import Corruption
 from deltastore.ondisk.limits import MAX_NUMBER
-from deltastore.types import Json, Key, Path
+from deltastore.types import Json
 
 _repr = Repr()
 _repr.maxstring = _repr.maxlong = _repr.maxother = 80
@@ -88,13 +88,6 @@ class Fields:
         ):
             raise self.fault(name, f"{'a list' if count is None else count} of integers")
         return values
-
-    def path(self, name: str) -> Path:
-        """Return a leaf path."""
-        keys: tuple[Key, ...] = tuple(self.items(name))
-        if not all(type(key) in (str, int) for key in keys):
-            raise self.fault(name, "a list of strings and integers")
-        return keys
 
     def has(self, name: str) -> bool:
         """Return whether the member is there and not null."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 from deltastore.dtypes import LOGICAL
 from deltastore.errors import Corruption, InvalidInput, UnsupportedFormat
 from deltastore.layout import ALIGN_ELEMENTS, BACKWARD, FORWARD, Layout, Partition, Piece, TensorEntry
-from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_canonical, parse_json
+from deltastore.ondisk.canonical import compress, convert, decompress, digest_of, encode_canonical, parse_json
 from deltastore.ondisk.fields import Fields
 from deltastore.ondisk.limits import (
     MAX_DIMENSIONS,
@@ -19,7 +20,7 @@ from deltastore.ondisk.limits import (
     MAX_PARTITIONS,
     MAX_TENSORS,
 )
-from deltastore.types import Json
+from deltastore.types import Json, Path
 
 
 def encode_layout(layout: Layout) -> tuple[bytes, str]:
@@ -68,9 +69,10 @@ def parse_layout(blob: bytes, digest: str, where: str) -> Layout:
     partitions = {p.id: p for p in (_parse_partition(Fields(entry, where)) for entry in entries)}
     if len(partitions) != len(entries):
         raise fields.fault("partitions", "partitions with different numbers")
+    values = fields.items("tensors")
     tensors: list[TensorEntry] = []
-    for entry in fields.items("tensors"):
-        tensors.append(_parse_tensor(Fields(entry, where), tensors, partitions))
+    for value, stored in zip(values, convert(values, list[_StoredTensor], f"{where}, tensors"), strict=True):
+        tensors.append(_parse_tensor(stored, Fields(value, where), tensors, partitions))
     if len({tensor.path for tensor in tensors}) != len(tensors):
         raise fields.fault("tensors", "tensors with different paths")
     covered = dict.fromkeys(partitions, 0)
@@ -92,11 +94,13 @@ def check_pieces(layout: Layout, where: str) -> None:
 
 def _parse_partition(fields: Fields) -> Partition:
     length = fields.integer("length", MAX_PARTITION_ELEMENTS)
+    dtype = fields.text("dtype")
+    _check_dtype(dtype, fields.where)
     if not length:
         raise fields.fault("length", "at least one element")
     return Partition(
         id=fields.integer("id", MAX_PARTITION_ID),
-        dtype=_parse_dtype(fields),
+        dtype=dtype,
         length=length,
         role=fields.text("role"),
         window=fields.choice("window", (FORWARD, BACKWARD)),
@@ -104,46 +108,56 @@ def _parse_partition(fields: Fields) -> Partition:
     )
 
 
-def _parse_dtype(fields: Fields) -> str:
-    dtype = fields.text("dtype")
+def _check_dtype(dtype: str, where: str) -> None:
     if dtype not in LOGICAL:
         raise UnsupportedFormat(
-            f"{fields.where}: dtype {dtype[:40]!r}, which this version does not know; read it with a newer deltastore",
-            where=fields.where,
+            f"{where}: dtype {dtype[:40]!r}, which this version does not know; read it with a newer deltastore",
+            where=where,
             dtype=dtype,
         )
-    return dtype
 
 
-def _parse_tensor(fields: Fields, earlier: list[TensorEntry], partitions: dict[int, Partition]) -> TensorEntry:
-    shape = tuple(fields.numbers("shape"))
+@dataclass(slots=True)
+class _StoredTensor:
+    """An entry of `tensors`, of which only the types of its members are known to be right."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: list[tuple[int, int, int]] | None = None
+    alias: int | None = None
+
+
+def _parse_tensor(
+    stored: _StoredTensor, fields: Fields, earlier: list[TensorEntry], partitions: dict[int, Partition]
+) -> TensorEntry:
+    path, dtype, shape = stored.path, stored.dtype, stored.shape
     # Zeros left out: frameworks compute strides, which must not overflow, of tensors without elements too.
-    if len(shape) > MAX_DIMENSIONS or math.prod(size for size in shape if size) > MAX_NUMBER:
+    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(filter(None, shape)) > MAX_NUMBER:
         raise fields.fault("shape", f"at most {MAX_DIMENSIONS} dimensions, their product at most {MAX_NUMBER}")
-    dtype = _parse_dtype(fields)
-    path = fields.path("path")
-    if fields.has("alias"):
-        alias = fields.integer("alias")
-        target = earlier[alias] if alias < len(earlier) else None
+    _check_dtype(dtype, fields.where)
+    if stored.alias is not None:
+        target = earlier[stored.alias] if 0 <= stored.alias < len(earlier) else None
         if target is None or target.alias is not None or (target.dtype, target.shape) != (dtype, shape):
             raise fields.fault("alias", "the index of an earlier tensor of the same dtype and shape")
-        return TensorEntry(path, dtype, shape, (), alias)
-    pieces = []
-    for piece in fields.items("pieces"):
-        if not isinstance(piece, list) or len(piece) != 3 or not all(type(item) is int and item >= 0 for item in piece):
-            raise fields.fault("pieces", "a list of [partition, offset, count]")
-        partition = partitions.get(piece[0])
+        return TensorEntry(path, dtype, shape, (), stored.alias)
+    if stored.pieces is None:
+        raise fields.fault("pieces", "a list of [partition, offset, count]")
+    missing = math.prod(shape)
+    for number, offset, count in stored.pieces:
+        partition = partitions.get(number)
         if (
             partition is None
             or partition.dtype != dtype
-            or not piece[2]
-            or piece[1] % ALIGN_ELEMENTS
-            or piece[1] + piece[2] > partition.length
+            or count < 1
+            or offset < 0
+            or offset % ALIGN_ELEMENTS
+            or offset + count > partition.length
         ):
             raise Corruption(
-                f"{fields.where}: tensor {list(path)} does not lie inside of partition {piece[0]}", where=fields.where
+                f"{fields.where}: tensor {list(path)} does not lie inside of partition {number}", where=fields.where
             )
-        pieces.append(Piece(*piece))
-    if sum(piece.count for piece in pieces) != math.prod(shape):
+        missing -= count
+    if missing:
         raise fields.fault("pieces", f"{math.prod(shape)} elements in all")
-    return TensorEntry(path, dtype, shape, tuple(pieces))
+    return TensorEntry(path, dtype, shape, tuple([Piece(*piece) for piece in stored.pieces]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltastore.errors import InvalidInput
@@ -24,6 +25,7 @@ _COMMIT = re.compile(r"[0-9a-f]{32}")
 _COMMIT_PREFIX = re.compile(r"[0-9a-f]{8,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTENT = re.compile(r"([1-9][0-9]{0,18}):[0-9a-f]{64}")
+_CONTENT_HEAD = re.compile(r"[1-9][0-9]{0,18}:")
 _WRITE = re.compile(r"[0-9a-f]{16}")
 
 
@@ -122,6 +124,17 @@ def parse_content_digest(text: object) -> int | None:
     """Return the elements of a piece from a content digest, or None if `text` is none."""
     match = _CONTENT.fullmatch(text) if isinstance(text, str) else None
     return int(match[1]) if match else None
+
+
+def are_content_digests(texts: Sequence[object]) -> bool:
+    """Return whether all of `texts` are content digests, faster than one match for each."""
+    strings = [text for text in texts if isinstance(text, str)]
+    digits = "".join([text[-64:] for text in strings]).encode("ascii", "replace")
+    return (
+        len(strings) == len(texts)
+        and not digits.translate(None, b"0123456789abcdef")
+        and all(_CONTENT_HEAD.fullmatch(head) for head in {text[:-64] for text in strings})
+    )
 
 
 def is_write_id(text: object) -> bool:

@@ -10,7 +10,7 @@ from deltastore.ondisk.canonical import compress, decompress, digest_of, encode_
 from deltastore.ondisk.fidelity import CommitFidelity, encode_fidelity, parse_fidelity
 from deltastore.ondisk.fields import Fields
 from deltastore.ondisk.limits import MAX_PARTITION_ID, MAX_RECORD_BYTES
-from deltastore.ondisk.names import is_commit_id, is_digest, is_write_id, parse_content_digest
+from deltastore.ondisk.names import are_content_digests, is_commit_id, is_digest, is_write_id
 from deltastore.types import Json
 
 BASE = "base"
@@ -207,7 +207,9 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         or not is_write_id(fields.raw("session"))
     ):
         raise fields.fault("id", "a commit id beside a layout digest and a session id")
-    layers = tuple(_parse_layer(layer, fields.where) for layer in fields.items("layers"))
+    layers = tuple([_parse_layer(layer, fields.where) for layer in fields.items("layers")])
+    if not are_content_digests([digest for layer in layers for digest in layer.arrays.values()]):
+        raise fields.fault("layers", "layers with the content digests of their arrays")
     if len({layer.partition for layer in layers}) != len(layers) or (
         kind == BASE and any(x.kind != FULL for x in layers)
     ):
@@ -220,9 +222,6 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
     fidelity = parse_fidelity(fields.mapping("fidelity"), fields.where)
     if kind == BASE and not fidelity.exact:
         raise fields.fault("fidelity", "an exact base")
-    lineage = tuple(
-        (first, last) for first, last in (_pair(pair, fields, "lineage") for pair in fields.items("lineage"))
-    )
     return CommitRecord(
         id=fields.text("id"),
         epoch=fields.integer("epoch"),
@@ -232,7 +231,7 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         step=fields.integer("step"),
         kind=kind,
         parent=parents[0] if parents else None,
-        lineage=lineage,
+        lineage=tuple(_pairs(fields, "lineage")),
         layout=fields.text("layout"),
         values=values,
         layers=layers,
@@ -267,7 +266,6 @@ def _parse_layer(value: Json, where: str) -> LayerRecord:
             and 0 <= partition <= MAX_PARTITION_ID
             and isinstance(arrays, dict)
             and arrays.keys() == _ARRAY_SETS[kind]
-            and None not in map(parse_content_digest, arrays.values())
         ):
             return LayerRecord(partition, kind, arrays)
     raise _layer_fault(Fields(value, where))
@@ -280,18 +278,22 @@ def _layer_fault(fields: Fields) -> Corruption:
     if kind != FULL:
         fields.choice("prediction", (HOLD,))
     fields.mapping("arrays")
-    return fields.fault("arrays", f"the content digests of {', '.join(ARRAYS_OF[kind])}")
+    return fields.fault("arrays", f"the arrays {', '.join(ARRAYS_OF[kind])}")
 
 
 def _parse_check(fields: Fields) -> Check:
     inner = Fields(fields.raw("check"), fields.where)
     return Check(
         inner.integer("phase") if inner.has("phase") else None,
-        dict(_pair(pair, inner, "crc32c") for pair in inner.items("crc32c")),
+        dict(_pairs(inner, "crc32c")),
     )
 
 
-def _pair(value: Json, fields: Fields, name: str) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2 or not all(type(item) is int and item >= 0 for item in value):
+def _pairs(fields: Fields, name: str) -> list[tuple[int, int]]:
+    pairs = fields.items(name)
+    if not all(
+        type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int and pair[0] >= 0 <= pair[1]
+        for pair in pairs
+    ):
         raise fields.fault(name, "pairs of integers")
-    return value[0], value[1]
+    return [(first, second) for first, second in pairs]

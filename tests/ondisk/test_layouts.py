@@ -79,6 +79,11 @@ def test_the_good_one_is_taken() -> None:
     assert parse(good()) == LAYOUT
 
 
+@pytest.mark.parametrize("path", [["a", -1, 10**30, ""], []])
+def test_a_path_has_any_strings_and_integers(path: list[str | int]) -> None:
+    assert parse(changed("tensors/2/path", path)).tensors[2].path == tuple(path)
+
+
 @pytest.mark.parametrize(
     ("path", "new", "problem"),
     [
@@ -94,12 +99,23 @@ def test_the_good_one_is_taken() -> None:
         ("tensors/0/path", "a", "path"),
         ("tensors/0/path", [True], "path"),
         ("tensors/0/path", [None], "path"),
+        ("tensors/0/path", [1.5], "path"),
+        ("tensors/0/path", [["a"]], "path"),
+        ("tensors/0/path", None, "path"),
         ("tensors/0/shape", [True], "shape"),
         ("tensors/0/shape", None, "shape"),
+        ("tensors/0/shape", [-10, -10], "shape"),
+        ("tensors/0/shape", [100.0], "shape"),
+        ("tensors/0/shape", [1] * 65, "shape"),
+        ("tensors/3/shape", [0, 2**62], "shape"),
         ("tensors/0/dtype", 5, "dtype"),
         ("tensors/0/dtype", "int32", "inside"),
         ("tensors/0/pieces", None, "pieces"),
         ("tensors/0/pieces/0", [3, 0], "pieces"),
+        ("tensors/0/pieces/0", [3, 0, 64, 0], "pieces"),
+        ("tensors/0/pieces/0/1", -64, "inside"),
+        ("tensors/0/pieces/0/2", -64, "inside"),
+        ("tensors/3/pieces", None, "pieces"),
         ("tensors/0/pieces/0/2", True, "pieces"),
         ("tensors/0/pieces/1/1", 32, "inside"),  # not a multiple of 64
         ("tensors/0/pieces/0/2", 65, "inside"),

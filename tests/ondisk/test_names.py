@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deltastore.errors import InvalidInput
 from deltastore.ondisk.names import (
     PackName,
+    are_content_digests,
     catalog_name,
     check_tag,
     epoch_name,
@@ -137,10 +138,17 @@ def test_beginnings_of_commit_ids(text: str, expected: bool) -> None:
 
 def test_content_digests() -> None:
     digest = "f" * 64
-    assert parse_content_digest(f"12:{digest}") == 12
+    good = f"12:{digest}"
+    assert parse_content_digest(good) == 12
+    assert are_content_digests([])
+    assert are_content_digests([good, f"1:{digest}"])
+    assert not are_content_digests([f"{good}\n{good}"])
+    assert not are_content_digests([good + good])
     for wrong in (
         digest,
+        "",
         f":{digest}",
+        f"{good}\n",
         f"0:{digest}",
         f"-1:{digest}",
         f"01:{digest}",
@@ -150,3 +158,5 @@ def test_content_digests() -> None:
         None,
     ):
         assert parse_content_digest(wrong) is None
+        assert not are_content_digests([wrong])
+        assert not are_content_digests([good, wrong, good])
