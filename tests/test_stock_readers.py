@@ -19,7 +19,7 @@ import torch
 import deltastore
 from deltastore.dtypes import LOGICAL
 from deltastore.history.chain import Link
-from deltastore.history.decode import read_array
+from deltastore.history.chunks import Wanted, read_arrays
 from deltastore.history.packs import Packs
 from deltastore.layout import Layout
 from deltastore.ondisk import zarr_profile
@@ -110,7 +110,7 @@ def expected_arrays(pack: Path) -> dict[str, Any]:
     result = {}
     for path, array in tail.index.arrays.items():
         values = np.empty(array.spec.length, storage_dtype_of(array.spec))
-        read_array(opened, link, array, path, 0, values)
+        read_arrays(opened, link, [Wanted(path, array, 0, values)])
         partition = layout.by_id[int(path.split("/p")[1].split(".")[0])]
         about = {"layer": kinds[partition.id], "dtype": partition.dtype, "role": partition.role}
         result[path] = [values.dtype.name, len(values), hashlib.sha256(values.tobytes()).hexdigest(), about]

@@ -14,7 +14,8 @@ from deltastore.dtypes import storage_dtype
 from deltastore.errors import Corruption, DeltaStoreError
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.history.chain import Link, open_chain
-from deltastore.history.decode import read_array, read_partition
+from deltastore.history.chunks import Wanted, read_arrays
+from deltastore.history.decode import read_partition
 from deltastore.history.packs import Packs
 from deltastore.history.session import claimed_epochs, read_claim, read_format
 from deltastore.history.tags import read_tags
@@ -212,7 +213,7 @@ def _check_arrays(packs: Packs, link: Link) -> None:
                     entry=path,
                 )
             values = np.empty(array.spec.length, storage_dtype_of(array.spec))
-            read_array(packs, link, array, path, 0, values)
+            read_arrays(packs, link, [Wanted(path, array, 0, values)])
             found = digest_values(values, piece)
             if found != expected:
                 raise Corruption(
