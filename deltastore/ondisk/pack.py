@@ -26,7 +26,7 @@ from deltastore.ondisk.zarr_profile import ArraySpec, array_metadata, group_meta
 from deltastore.ondisk.zipfile64 import END_SIGNATURE, ZipEntry, central_record, end_records, local_header
 from deltastore.types import Json
 
-TAIL_GUESS_BYTES = 64 << 10
+TAIL_GUESS_BYTES = 128 << 10
 """How much of the end of a pack is read at first; more only where the tail is longer."""
 
 
