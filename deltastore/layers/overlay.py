@@ -68,14 +68,15 @@ def positions(overlay: Overlay, first_block: int, length: int, where: str) -> np
         or len(overlay.gaps) != len(overlay.values)
     ):
         raise Corruption(f"{where}: the arrays of an overlay do not fit each other", where=where)
-    running = np.cumsum(overlay.gaps, dtype=np.int64)
-    filled = counts > 0
-    begins = indptr[:-1][filled]
-    before = np.where(begins > 0, running[begins - 1], 0) if len(begins) else running[:0]
-    offsets = running - np.repeat(before, counts[filled])
-    found: np.ndarray = offsets + np.repeat((first_block + np.flatnonzero(filled)) * BLOCK_ELEMENTS, counts[filled])
-    if len(found) and (
-        offsets.max() >= BLOCK_ELEMENTS or found[-1] >= length or (len(found) > 1 and not (np.diff(found) > 0).all())
-    ):
+    filled = np.flatnonzero(counts)
+    begins, ends = indptr[filled], indptr[filled + 1]
+    found: np.ndarray = np.cumsum(overlay.gaps, dtype=np.int64)
+    before = found[begins] - overlay.gaps[begins]
+    # Places ascend within a block if no gap but the first is 0.
+    ascending = np.count_nonzero(overlay.gaps) + np.count_nonzero(overlay.gaps[begins] == 0) == len(found)
+    if not ascending or (found[ends - 1] - before >= BLOCK_ELEMENTS).any():
+        raise Corruption(f"{where}: an overlay points outside of its block", where=where)
+    found += np.repeat((first_block + filled) * BLOCK_ELEMENTS - before, counts[filled])
+    if len(found) and found[-1] >= length:
         raise Corruption(f"{where}: an overlay points outside of its block", where=where)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,7 +167,9 @@ def parse_index(blob: bytes, tail_offset: int, file_size: int, where: str) -> Pa
 def _check_overlaps(extents: list[Any], file_size: int, where: str) -> None:
     """Refuse bytes that are used twice: a small file could otherwise claim to hold any amount of data."""
     try:
-        table = np.array(extents, np.int64).reshape(-1, 3)
+        if {*map(len, extents)} - {3}:
+            raise ValueError("an extent of another length")
+        table = np.fromiter(chain.from_iterable(extents), np.int64).reshape(-1, 3)  # half the time of np.array
     except (ValueError, TypeError, OverflowError) as error:
         raise Corruption(f"{where}: an extent is not [offset, length, crc32c]", where=where) from error
     begins, lengths = table[:, 0], table[:, 1]
@@ -193,7 +196,7 @@ def _parse_array(fields: Fields, limit: int) -> ArrayIndex:
         chunk=fields.integer("chunk"),
         codec=fields.choice("codec", CODECS),
     )
-    chunks = tuple(_parse_extent(extent, limit, fields.where) for extent in fields.items("chunks"))
+    chunks = tuple([_parse_extent(extent, limit, fields.where) for extent in fields.items("chunks")])
     chunk_bytes = spec.chunk * spec.itemsize
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES or not spec.length or len(chunks) != spec.chunk_count:
         raise fields.fault(
@@ -209,7 +212,7 @@ def _parse_array(fields: Fields, limit: int) -> ArrayIndex:
 
 
 def _parse_extent(value: Json, limit: int, where: str) -> Extent:
-    if not isinstance(value, list) or len(value) != 3 or not all(type(item) is int and item >= 0 for item in value):
+    if type(value) is not list or len(value) != 3 or {*map(type, value)} != {int} or min(value) < 0:
         raise Corruption(f"{where}: an extent is not [offset, length, crc32c]", where=where)
     extent = Extent(*value)
     if extent.offset + extent.length > limit or extent.crc >= 1 << 32:
