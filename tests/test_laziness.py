@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deltastore.config import WriterOptions
+from deltastore.history.chain import open_chain
 from deltastore.history.packs import Packs
 from deltastore.ondisk import zarr_profile
 from deltastore.store import Store
@@ -128,6 +129,28 @@ def test_filling_some_reads_only_their_chunks(tier: CountedTier) -> None:
         state.fill({("b",): [b]})
     assert torch.equal(b, torch.ones(5000))
     assert sum(chunk_reads(tier)) <= 5000 * 4 + 2 * CHUNK + 3000
+
+
+def test_the_arrays_of_a_small_overlay_are_one_request(tier: CountedTier) -> None:
+    with open_(tier) as store:
+        lazy = store.at(1)["a"]
+        tier.reads.clear()
+        assert lazy[500, 3].item() == 500 * 64 + 4
+    assert len(chunk_reads(tier)) == 2  # one of the base, one of the delta
+
+
+def test_an_overlay_of_many_chunks_is_read(tier: CountedTier) -> None:
+    with Store(tier, options=WriterOptions(codec="raw")) as store:
+        state = store.at(1).to_state_dict()
+        store.commit(2, state).wait()
+        state["a"][::8] += 1
+        store.commit(3, state).wait()
+    with open_(tier) as store:
+        chain = open_chain(store._view.packs, store._view.catalog, store._view.resolve(3))
+        arrays = chain.links[-1].tail.index.arrays
+        assert max(len(array.chunks) for name, array in arrays.items() if name.endswith(".gaps")) > 1
+        assert torch.equal(store.at(3)["a"][500:510], state["a"][500:510])
+        assert torch.equal(store.at(3)["a"][...], state["a"])
 
 
 def test_streaming_reads_every_chunk_once(tier: CountedTier) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from deltastore.errors import Corruption, InvalidInput
 from deltastore.ondisk.canonical import (
     compress,
+    convert,
     decompress,
     digest_of,
     encode_canonical,
@@ -72,6 +73,15 @@ def test_what_is_no_json_is_refused(value: object) -> None:
 def test_bytes_that_are_no_json_are_refused(data: bytes) -> None:
     with pytest.raises(Corruption, match="here: not valid JSON"):
         parse_json(data, "here")
+
+
+def test_a_value_of_another_type_is_refused() -> None:
+    assert convert([[1, 10**30]], list[tuple[int, int]], "here") == [(1, 10**30)]
+    wrong: list[object] = [[[1, True]], [[1, 1.0]], [[1, "1"]], [[1]], [[1, 2, 3]], [None], {}]
+    for bad in wrong:
+        with pytest.raises(Corruption, match="here: Expected") as caught:
+            convert(bad, list[tuple[int, int]], "here")
+        assert caught.value.where == "here"
 
 
 @given(objects)
