@@ -11,7 +11,7 @@ import numpy as np
 from deltastore.errors import Corruption
 from deltastore.history.chain import Link
 from deltastore.history.packs import Packs
-from deltastore.ondisk.codecs import CHECKSUM_BYTES, RAW, bytes_of, check_stored, decode_blosc
+from deltastore.ondisk.codecs import CHECKSUM_BYTES, RAW, bytes_of, check_stored, decode_blosc, decode_blosc_part
 from deltastore.ondisk.index import ArrayIndex, Extent, storage_dtype_of
 from deltastore.tiers.base import RandomFile
 
@@ -132,19 +132,16 @@ def _named(link: Link, path: str) -> Iterator[None]:
 
 
 def _decode(place: _Place, body: memoryview, where: str) -> None:
-    spec, out = place.wanted.array.spec, place.wanted.out
-    if spec.codec == RAW:
-        if place.whole:
-            return
-        decoded = np.frombuffer(body, storage_dtype_of(spec))
-    elif place.whole:
-        decode_blosc(body, out[place.begin : place.end], where)
-        return
-    else:
-        decoded = np.empty(spec.chunk, storage_dtype_of(spec))
-        decode_blosc(body, decoded, where)
-    low, high = max(place.begin, 0), min(place.end, len(out))
-    out[low:high] = decoded[low - place.begin : high - place.begin]
+    spec = place.wanted.array.spec
+    low, high = max(place.begin, 0), min(place.end, len(place.wanted.out))
+    out = place.wanted.out[low:high]
+    first = low - place.begin
+    if spec.codec != RAW and place.whole:
+        decode_blosc(body, out, where)
+    elif spec.codec != RAW:
+        decode_blosc_part(body, spec.chunk * spec.itemsize, first * spec.itemsize, out, where)
+    elif not place.whole:
+        out[:] = np.frombuffer(body, storage_dtype_of(spec))[first : first + len(out)]
 
 
 def _scratch(length: int) -> memoryview:

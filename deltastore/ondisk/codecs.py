@@ -24,6 +24,8 @@ BLOSC_BLOCKSIZE = 1 << 20
 CHECKSUM_BYTES = 4
 
 _BLOSC_HEADER = struct.Struct("<BBBBIII")
+_BLOSC_COPIED = 2
+"""Flag of a buffer whose values were not compressed: no blocks, the bytes follow the header."""
 
 
 def crc32c(data: Buffer, crc: int = 0) -> int:
@@ -102,20 +104,64 @@ def decode_blosc(body: Buffer, out: np.ndarray, where: str) -> None:
     Corruption
         The header does not announce exactly `out` (checked before anything is allocated), or decoding fails.
     """
-    if len(body) < _BLOSC_HEADER.size:
-        raise Corruption(f"{where}: {len(body)} bytes are too short for a blosc buffer", where=where)
-    _version, _lz, _flags, _typesize, nbytes, _blocksize, cbytes = _BLOSC_HEADER.unpack_from(body)
-    if nbytes != out.nbytes or cbytes != len(body):
-        raise Corruption(
-            f"{where}: blosc header announces {nbytes} bytes from {cbytes}, expected {out.nbytes} from {len(body)}",
-            where=where,
-            expected=out.nbytes,
-            found=nbytes,
-        )
+    _check_blosc(body, out.nbytes, where)
     try:
         blosc.decompress(body, out)
     except (RuntimeError, ValueError) as error:
         raise Corruption(f"{where}: blosc cannot decode the chunk ({error})", where=where) from error
+
+
+def decode_blosc_part(body: Buffer, decoded_bytes: int, first: int, out: np.ndarray, where: str) -> None:
+    """Decode the values from byte `first` of a chunk on into `out`: only the blocks of its blosc buffer that hold them.
+
+    Blosc has blocks that decode alone. Those that are needed are put together as a buffer of their own.
+
+    Raises
+    ------
+    Corruption
+        As :func:`decode_blosc`.
+    """
+    _check_blosc(body, decoded_bytes, where)
+    version, lz, flags, typesize, _nbytes, blocksize, _cbytes = _BLOSC_HEADER.unpack_from(body)
+    last = first + out.nbytes
+    if flags & _BLOSC_COPIED or not 0 < blocksize < decoded_bytes:
+        whole = np.empty(decoded_bytes, np.uint8)
+        decode_blosc(body, whole, where)
+        bytes_of(out)[:] = whole[first:last].data
+        return
+    low, high = first // blocksize, -(-last // blocksize)
+    blocks = _blosc_blocks(body, -(-decoded_bytes // blocksize), where)[low:high]
+    start = low * blocksize
+    decoded = np.empty(min(high * blocksize, decoded_bytes) - start, np.uint8)
+    table = _BLOSC_HEADER.size + 4 * len(blocks)
+    offsets = table + np.cumsum([0, *map(len, blocks)])
+    header = _BLOSC_HEADER.pack(version, lz, flags, typesize, len(decoded), blocksize, int(offsets[-1]))
+    decode_blosc(b"".join([header, offsets[:-1].astype("<i4").tobytes(), *blocks]), decoded, where)
+    bytes_of(out)[:] = decoded[first - start : last - start].data
+
+
+def _blosc_blocks(body: Buffer, count: int, where: str) -> list[Buffer]:
+    """Return the stored bytes of each block; they may lie in any order."""
+    table = _BLOSC_HEADER.size + 4 * count
+    starts = np.frombuffer(body, "<i4", count, _BLOSC_HEADER.size) if table <= len(body) else np.zeros(1, "<i4")
+    if starts.min() < table or starts.max() > len(body):
+        raise Corruption(f"{where}: the blocks of a blosc buffer lie outside of it", where=where)
+    ordered = np.unique(starts)
+    ends = dict(zip(ordered.tolist(), [*ordered[1:].tolist(), len(body)], strict=True))
+    return [body[start : ends[start]] for start in starts.tolist()]
+
+
+def _check_blosc(body: Buffer, decoded_bytes: int, where: str) -> None:
+    if len(body) < _BLOSC_HEADER.size:
+        raise Corruption(f"{where}: {len(body)} bytes are too short for a blosc buffer", where=where)
+    _version, _lz, _flags, _typesize, nbytes, _blocksize, cbytes = _BLOSC_HEADER.unpack_from(body)
+    if nbytes != decoded_bytes or cbytes != len(body):
+        raise Corruption(
+            f"{where}: blosc header announces {nbytes} bytes from {cbytes}, expected {decoded_bytes} from {len(body)}",
+            where=where,
+            expected=decoded_bytes,
+            found=nbytes,
+        )
 
 
 def content_digest(dtype: str, length: int, piece: int, crcs: Iterable[int]) -> str:

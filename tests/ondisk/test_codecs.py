@@ -26,6 +26,7 @@ from deltastore.ondisk.codecs import (
     crc32,
     crc32c,
     decode_blosc,
+    decode_blosc_part,
     digest_values,
     encode_chunk,
 )
@@ -157,3 +158,26 @@ def test_a_content_digest_tells_dtype_length_and_order() -> None:
         content_digest("uint16", 4, 4, [1, 2]),
     }
     assert len(found) == 5
+
+
+@given(st.data())
+def test_a_part_of_a_chunk_is_that_part_of_its_values(data: st.DataObject) -> None:
+    dtype = np.dtype(data.draw(st.sampled_from(["u1", "<u2", "<f4", "<f8", "<c16"])))
+    count = data.draw(st.integers(1, 5000))
+    generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+    values = generator.integers(0, data.draw(st.sampled_from([2, 256])), count * dtype.itemsize, np.uint8).view(dtype)
+    blocksize = data.draw(st.sampled_from([0, 128, 1024, 4096, 1 << 20]))
+    body = blosc.compress(values, b"zstd", 1, blosc.SHUFFLE, blocksize=blocksize, typesize=dtype.itemsize)
+    first = data.draw(st.integers(0, count - 1))
+    out = np.empty(data.draw(st.integers(1, count - first)), dtype)
+    decode_blosc_part(body, values.nbytes, first * dtype.itemsize, out, "here")
+    assert out.tobytes() == values[first : first + len(out)].tobytes()
+
+
+@pytest.mark.parametrize("start", [-1, 0, 19, 2**31 - 1])
+def test_a_part_of_a_chunk_whose_blocks_lie_elsewhere_is_damage(start: int) -> None:
+    values = np.arange(4096, dtype="<u4")
+    body = bytearray(blosc.compress(values, b"zstd", 1, blosc.SHUFFLE, blocksize=1024, typesize=4))
+    struct.pack_into("<i", body, 16 + 4 * 3, start)
+    with pytest.raises(Corruption, match="here: "):
+        decode_blosc_part(bytes(body), values.nbytes, 3 * 1024, np.empty(256, "<u4"), "here")
