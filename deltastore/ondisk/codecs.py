@@ -129,7 +129,9 @@ def decode_blosc_part(body: Buffer, decoded_bytes: int, first: int, out: np.ndar
         decode_blosc(body, whole, where)
         bytes_of(out)[:] = whole[first:last].data
         return
-    low, high = first // blocksize, -(-last // blocksize)
+    high = -(-last // blocksize)
+    # The last block may be shorter, and blosc takes no buffer that is shorter than a block.
+    low = min(first // blocksize, decoded_bytes // blocksize - 1)
     blocks = _blosc_blocks(body, -(-decoded_bytes // blocksize), where)[low:high]
     start = low * blocksize
     decoded = np.empty(min(high * blocksize, decoded_bytes) - start, np.uint8)

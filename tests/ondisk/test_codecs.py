@@ -174,6 +174,16 @@ def test_a_part_of_a_chunk_is_that_part_of_its_values(data: st.DataObject) -> No
     assert out.tobytes() == values[first : first + len(out)].tobytes()
 
 
+@pytest.mark.parametrize("first", [0, 1, 524_287, 524_288, 1_048_575, 1_048_576, 1_300_000, 1_599_999])
+def test_a_part_of_a_chunk_whose_last_block_is_shorter(first: int) -> None:
+    values = np.random.default_rng(0).integers(0, 99, 1_600_000, np.uint16)
+    body = encode_chunk(values, BLOSC).parts[0]
+    for count in (1, 300_000, 1_600_000):
+        out = np.empty(min(count, len(values) - first), "<u2")
+        decode_blosc_part(body, values.nbytes, 2 * first, out, "here")
+        assert (out == values[first : first + len(out)]).all()
+
+
 @pytest.mark.parametrize("start", [-1, 0, 19, 2**31 - 1])
 def test_a_part_of_a_chunk_whose_blocks_lie_elsewhere_is_damage(start: int) -> None:
     values = np.arange(4096, dtype="<u4")
