@@ -99,6 +99,9 @@ class BoundedDelta:
         self._cuts: list[Cut] = []
         self._passes: list[_Pass] = []
         self._scale = state.scale
+        self._room = 0.0
+        self._aim = 1.0
+        """What is asked of the sample for what is wanted of all: it may lie about the tails."""
         self.exact_bytes = state.exact_bytes
         """What the elements take that are exact beside filtered ones; before the first run, what they took before."""
         self.is_exhausted = False
@@ -122,7 +125,9 @@ class BoundedDelta:
     def run(self, room: float) -> None:
         """Filter all partitions so that their layers take about `room` bytes."""
         self.take_back()
-        share = solve_share(self._targets, self._samples, room / self._scale) if room > 0 else 0.0
+        self._room = room
+        aimed = room * self._aim / self._scale
+        share = solve_share(self._targets, self._samples, aimed) if room > 0 else 0.0
         self.is_exhausted = share in (0.0, 1.0)
         self._cuts = [cut(t, s, share) for t, s in zip(self._targets, self._samples, strict=True)]
         turns = [self._state.turns.get(target.path, 0) for target in self._targets]
@@ -139,7 +144,7 @@ class BoundedDelta:
 
     def settle(self) -> list[TensorFidelity]:
         """Return what the commit says of its tensors, and remember what the next one starts from."""
-        self.correct()
+        self._calibrate()
         self._state.scale, self._state.exact_bytes = self._scale, self.exact_bytes
         self._state.phase += 1
         for target, where in zip(self._targets, self._cuts, strict=True):
@@ -156,6 +161,11 @@ class BoundedDelta:
 
     def correct(self) -> None:
         """Learn from the bytes of the last run: another one comes nearer to its room."""
+        found = self.stored_bytes - self.exact_bytes
+        if found > 0 and self._room > 0:
+            self._aim *= self._room / found
+
+    def _calibrate(self) -> None:
         expected = self._expected(exact=False) + self._expected(exact=True)
         if expected > 0:
             self._scale = self.stored_bytes / expected

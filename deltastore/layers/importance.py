@@ -23,7 +23,7 @@ FILTERED_DTYPES = frozenset({"float32", "float64", "bfloat16", "float16"})
 MIN_ELEMENTS = 4096
 """Smaller tensors are exact."""
 SAMPLED_SHARE = 1 / 256
-SAMPLE = (4096, 65_536)
+SAMPLE = (8192, 65_536)
 """Elements of a sample, at least and at most."""
 TIED_SHARE = 0.05
 """Where more of the elements to be kept have equal deviations, they take turns."""

@@ -229,36 +229,28 @@ def _scale_32(threshold: Any) -> Any:
     return _f32(np.uint32(np.uint32(exponent) << np.uint32(23)))
 
 
-def _wide_limit(threshold: Any) -> Any:
-    """Give the bits of the largest deviation in binary64 that is not kept."""
-    raise NotImplementedError(threshold)
+@_vector_loop
+def _mark_equal(current: Any, rec: Any, magnitude: Any, mask: Any) -> None:
+    """Mark the elements whose deviation has these bits."""
+    for i in range(len(current)):
+        mask[i] = _magnitude(_value(current[i]) - _value(rec[i])) == magnitude
 
 
 @_compiled
-def _limit(threshold: Any) -> Any:
-    """Give the bits of the largest binary64 that is not above the threshold once it is rounded to binary32."""
-    if threshold == np.uint32(0x7F7FFFFF):
-        return _u64(2.0**128 - 2.0**103) - np.uint64(1)
-    middle = (np.float64(_f32(threshold)) + np.float64(_f32(np.uint32(threshold + np.uint32(1))))) / 2
-    return _u64(middle) - np.uint64(threshold & np.uint32(1))  # the middle itself is rounded to the even one
-
-
-@overload(_wide_limit, strict=False)
-def _wide_limit_of(threshold: Any) -> Any:
-    if threshold == types.uint64:
-        return lambda threshold: threshold
-    return lambda threshold: _limit(threshold)
-
-
-@_vector_loop
-def _largest_deviation(current: Any, rec: Any, limit: Any) -> Any:
-    """Give the largest deviation that is at most `limit`, both as the bits of a binary64."""
-    largest = np.uint64(0)
-    for i in range(len(current)):
-        wide = _magnitude(np.float64(_value(current[i])) - np.float64(_value(rec[i])))
-        rest = wide if wide <= limit else np.uint64(0)
-        largest = max(largest, rest)
-    return largest
+def _largest_deviation(current: Any, rec: Any, largest: Any, mask: Any, bits: Any) -> Any:
+    """Give the largest deviation in binary64: it is one of those that are the largest when rounded to binary32."""
+    mask[:] = 0
+    _mark_equal(current, rec, largest, mask)
+    _pack_bits(mask, bits)
+    groups = bits.view(np.uint64)
+    found = 0.0
+    for group in range(len(groups)):
+        marks = groups[group]
+        while marks:
+            i = np.int64(64 * group) + np.int64(_lowest_bit(marks))
+            marks &= marks - np.uint64(1)
+            found = max(found, abs(np.float64(_value(current[i])) - np.float64(_value(rec[i]))))
+    return found
 
 
 @_compiled
@@ -287,9 +279,9 @@ def filter_run(current: Any, rec: Any, first: int, last: int, threshold: Any, pl
     mask = np.zeros(BLOCK, np.uint8)
     bits = np.zeros(BLOCK // 8, np.uint8)
     groups = bits.view(np.uint64)
-    limit = _wide_limit(threshold)
+    ties = np.zeros(BLOCK, np.uint8)
     top = _zero(threshold)
-    largest = np.uint64(0)
+    largest = 0.0
     missing = 0.0
     whole = 0.0
     for begin in range(first, last, BLOCK):
@@ -303,8 +295,7 @@ def filter_run(current: Any, rec: Any, first: int, last: int, threshold: Any, pl
         whole += total
         if rest >= top and rest:  # equal ones may differ in binary64
             top = rest
-            wide = _largest_deviation(new, have, limit)
-            largest = wide if wide > largest else largest
+            largest = max(largest, _largest_deviation(new, have, rest, ties, bits))
         if kept:
             _pack_bits(mask, bits)
             for group in range(len(groups)):
@@ -317,7 +308,7 @@ def filter_run(current: Any, rec: Any, first: int, last: int, threshold: Any, pl
                     have[i] = new[i]
                     count += 1
     square = np.float64(scale) * np.float64(scale)
-    return count, _f64(largest), missing / square, whole / square
+    return count, largest, missing / square, whole / square
 
 
 @_compiled

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import history, reading, writing
+from tests.bench import filtering, history, reading, writing
 from tests.bench.measure import Figure, machine
 
 
@@ -25,6 +25,9 @@ def main() -> int:
         "open": lambda folder, options: history.opening(folder, options.quick),
         "memory": lambda folder, options: history.memory(folder, options.quick),
         "pack": lambda folder, options: writing.pack_writer(folder, options.quick),
+        "filter": lambda folder, options: filtering.filter_pass(folder, options.quick),
+        "budget": lambda folder, options: filtering.budgets(folder, options.quick),
+        "bf16": lambda folder, options: filtering.bf16(folder, options.quick),
         "stall": lambda folder, options: writing.stalls(folder, options.quick, options.full),
     }
     parser.add_argument("names", nargs="*", metavar="name", help=f"which ones: {', '.join(benchmarks)} (default all)")
