@@ -19,10 +19,10 @@ PIP := -m pip --disable-pip-version-check
 # Extra arguments: make test ARGS="-k tree", make demo ARGS="--help".
 ARGS ?=
 
-.PHONY: help setup demo test lint format bench soak golden clean
+.PHONY: help setup demo test lint format bench bench-quality soak golden clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## make .venv and install deltastore with its tools into it (once)
 
@@ -45,6 +45,9 @@ format: setup ## rewrite the sources as ruff wants them
 
 bench: setup ## measure against safetensors, torch.save and others (minutes; see tests/README.md)
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-quality: setup ## what bounded commits are worth: trainings, chains, kills (an hour)
+	$(BIN)/python -m tests.bench.quality $(ARGS)
 
 soak: setup ## the long runs: crash loops, retention, nightly property tests (hours)
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-nightly} $(BIN)/python -m pytest -m soak $(ARGS)

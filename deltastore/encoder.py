@@ -12,6 +12,7 @@ from deltastore.history.lineage import Segments
 from deltastore.layers.bounded import FilterState
 from deltastore.layers.checks import covered_crc
 from deltastore.layout import Layout
+from deltastore.ondisk.fidelity import CommitFidelity
 from deltastore.ondisk.layouts import encode_layout
 from deltastore.ondisk.pack import PackArray, PackCommit
 from deltastore.ondisk.records import BASE, DELTA, Check, CommitRecord, CommitRef, encode_record, now
@@ -42,8 +43,8 @@ class ChainState:
     """Stored bytes from the base to the parent: the cost of reading the parent."""
     last_bytes: int = 0
     """Stored bytes of the parent, the forecast for the next delta."""
-    is_exact: bool = True
-    """The reconstruction equals the training state of the parent bit for bit."""
+    fidelity: CommitFidelity = field(default_factory=CommitFidelity)
+    """How near the reconstruction is to the training state of the parent."""
     filter: FilterState = field(default_factory=FilterState)
     _encoded: tuple[Layout, bytes, str] | None = field(default=None, init=False, repr=False)
 
@@ -125,7 +126,7 @@ def encode_commit(
     """
     is_bounded = order.policy is not None and not order.policy.exact
     # After a bounded commit an exact one is a base: its whole residual would have to be stored anyway.
-    is_base = order.base or staged.fresh or chain.base_due(restore_cost) or not (is_bounded or chain.is_exact)
+    is_base = order.base or staged.fresh or chain.base_due(restore_cost) or not (is_bounded or chain.fidelity.exact)
     delta = None if is_base else _encode_delta(chain, staged, order, codec)
     is_base = delta is None or delta.is_full
     encoded = delta if delta and not is_base else encode_base(staged.layout, staged.buffers, order.id, codec)
@@ -135,7 +136,8 @@ def encode_commit(
     parent = chain.parent
     # The first commit of an epoch is written all the same: the line of history must lead to it.
     repeats = parent is not None and (parent.step, parent.epoch) == (order.step, epoch)
-    if kind == DELTA and repeats and same_layout and not (encoded.layers or ops or order.metrics):
+    changes = encoded.layers or ops or order.metrics or encoded.fidelity.bounds != chain.fidelity.bounds
+    if kind == DELTA and repeats and same_layout and not changes:
         return None
     blob, digest = chain.encoded_layout(staged.layout)
     fields = {
@@ -187,7 +189,7 @@ def advance(
     chain.parent = CommitRef(record.id, digest, record.epoch, record.sequence, record.step)
     chain.sequence += 1
     chain.rec, chain.layout, chain.document = encoded.rec, staged.layout, staged.document
-    chain.is_exact = record.exact
+    chain.fidelity = record.fidelity
     cost = pack_bytes + LINK_BYTES
     chain.last_bytes = cost
     if record.kind == BASE:

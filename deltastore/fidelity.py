@@ -14,9 +14,14 @@ from deltastore.types import Key, Path, show_path
 class Fidelity:
     """Exact, or a bound for every tensor."""
 
-    def __init__(self, recorded: CommitFidelity, layout: Layout) -> None:
+    def __init__(self, recorded: CommitFidelity, layout: Layout, prefix: Path = ()) -> None:
         self._recorded = recorded
         self._layout = layout
+        self._prefix = prefix
+
+    def below(self, prefix: Path) -> Fidelity:
+        """Return the same for a part of the state, with paths relative to it."""
+        return Fidelity(self._recorded, self._layout, prefix)
 
     @property
     def exact(self) -> bool:
@@ -40,7 +45,12 @@ class Fidelity:
     @cached_property
     def _indices(self) -> dict[Path, int]:
         tensors = self._layout.tensors
-        return {entry.path: index if entry.alias is None else entry.alias for index, entry in enumerate(tensors)}
+        depth = len(self._prefix)
+        return {
+            entry.path[depth:]: index if entry.alias is None else entry.alias
+            for index, entry in enumerate(tensors)
+            if entry.path[:depth] == self._prefix
+        }
 
     def of(self, *path: Key) -> TensorFidelity | None:
         """Return all that is recorded of a tensor; None where it is exact.
@@ -79,7 +89,8 @@ class Fidelity:
     def inexact(self) -> list[tuple[TensorEntry, str, TensorFidelity]]:
         """Return the tensors that are not exact, each with its role and what is recorded of it."""
         found = []
-        for tensor in self._recorded.tensors:
+        here = set(self._indices.values())
+        for tensor in (tensor for tensor in self._recorded.tensors if tensor.tensor in here):
             entry = self._layout.tensors[tensor.tensor]
             found.append((entry, self._role(entry) or "", tensor))
         return found

@@ -232,7 +232,7 @@ class State(Mapping[Path, Any]):
     @property
     def fidelity(self) -> Fidelity:
         """How near the commit is to the training state."""
-        return self._fidelity
+        return self._fidelity.below(self._prefix)
 
     @property
     def layout(self) -> Layout:

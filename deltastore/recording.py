@@ -213,7 +213,7 @@ def _adopt(chain: ChainState, read: Chain, buffers: dict[int, np.ndarray]) -> No
     sizes = [link.tail.trailer.file_size // len(link.tail.index.commits) + LINK_BYTES for link in read.links]
     chain.rec_is_shared = True
     chain.rec, chain.layout, chain.document = buffers, read.layout, read.document
-    chain.is_exact = read.record.exact
+    chain.fidelity = read.record.fidelity
     chain.full_bytes, chain.chain_bytes = sizes[0], sum(sizes)
     chain.last_bytes = sizes[-1] if len(sizes) > 1 else 0
 

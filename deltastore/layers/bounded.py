@@ -129,8 +129,11 @@ class BoundedDelta:
         aimed = room * self._aim / self._scale
         share = solve_share(self._targets, self._samples, aimed) if room > 0 else 0.0
         self.is_exhausted = share in (0.0, 1.0)
-        self._cuts = [cut(t, s, share) for t, s in zip(self._targets, self._samples, strict=True)]
         turns = [self._state.turns.get(target.path, 0) for target in self._targets]
+        self._cuts = [
+            cut(target, sample, share, turn)
+            for target, sample, turn in zip(self._targets, self._samples, turns, strict=True)
+        ]
         ranges = plan_ranges(self._layout, self._targets, self._cuts, turns)
         self._passes = run_all(lambda number: self._filter(number, ranges[number]), ranges)
         self.exact_bytes = round(self._scale * self._expected(exact=True))
@@ -242,7 +245,8 @@ def _kernels() -> Any:
 def _round_up(deviation: float) -> float:
     """Return the smallest binary32 that is not below a binary64."""
     rounded = np.float32(deviation)
-    return float(np.nextafter(rounded, np.float32(np.inf)) if rounded < deviation else rounded)
+    # As Python floats: numpy would round the binary64 before it compares.
+    return float(np.nextafter(rounded, np.float32(np.inf)) if float(rounded) < deviation else rounded)
 
 
 def _norm(square: float) -> float | None:

@@ -27,7 +27,8 @@ SAMPLE = (8192, 65_536)
 """Elements of a sample, at least and at most."""
 TIED_SHARE = 0.05
 """Where more of the elements to be kept have equal deviations, they take turns."""
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.nextafter(np.finfo(np.float32).max, np.float32(0)))
+"""The largest threshold: what lies below it in binary32 has a finite bound."""
 _BISECTIONS = 40
 
 
@@ -90,14 +91,21 @@ class Range:
 
 def find_targets(layout: Layout, policy: Policy) -> list[Target]:
     """Return the tensors that a policy filters."""
-    found = []
+    names: dict[int, list[Path]] = {}
     for index, entry in enumerate(layout.tensors):
-        if entry.alias is not None or entry.elements < MIN_ELEMENTS or entry.dtype not in FILTERED_DTYPES:
+        names.setdefault(index if entry.alias is None else entry.alias, []).append(entry.path)
+    found = []
+    for index, paths in names.items():
+        entry = layout.tensors[index]
+        if entry.elements < MIN_ELEMENTS or entry.dtype not in FILTERED_DTYPES:
             continue
         role = layout.by_id[entry.pieces[0].partition].role
-        rule, limit = policy.rule(entry.path, role), policy.limit(entry.path, role)
-        if rule != EXACT and limit > 0:
-            share = rule if isinstance(rule, float | int) else None
+        # Tied tensors are one: the strictest of what is said of its names counts.
+        rules = [policy.rule(path, role) for path in paths]
+        limit = min(policy.limit(path, role) for path in paths)
+        if EXACT not in rules and limit > 0:
+            shares = [float(rule) for rule in rules if not isinstance(rule, str)]
+            share = max(shares, default=None)
             found.append(Target(index, entry.path, entry.dtype, entry.pieces, entry.elements, share, limit))
     return found
 
@@ -146,7 +154,7 @@ def _forced(target: Target, sample: np.ndarray) -> float:
     return float(np.count_nonzero(sample > limit) / len(sample))
 
 
-def cut(target: Target, sample: np.ndarray, share: float) -> Cut:
+def cut(target: Target, sample: np.ndarray, share: float, turn: int = 0) -> Cut:
     """Return the threshold above which about `share` of a tensor's elements lie.
 
     Where many deviations are equal (sign updates, coarse dtypes) no threshold does that: these take turns.
@@ -154,27 +162,41 @@ def cut(target: Target, sample: np.ndarray, share: float) -> Cut:
     Parameters
     ----------
     sample : ndarray of uint32
-        Bits of deviations; their order is changed.
+        Bits of deviations, evenly spread and in the order of the elements.
+    turn : int
+        The element with which the next turn begins.
     """
     limit = below(target.limit)
     wanted = (share if target.share is None else target.share) * len(sample)
     if wanted <= 0:
         return Cut(min(LARGEST, limit))
-    rank = min(int(wanted), len(sample) - 1)
-    sample.partition(len(sample) - 1 - rank)
-    bits = sample[len(sample) - 1 - rank]
+    if wanted >= len(sample):
+        return Cut(0.0)
+    rank = int(wanted)
+    bits = np.partition(sample, len(sample) - 1 - rank)[len(sample) - 1 - rank]
     value = _finite(bits)
     if value >= limit:
         return Cut(limit)
     if value == 0:
         return Cut(0.0)
     above = np.count_nonzero(sample > bits)
-    equal = np.count_nonzero(sample == bits)
-    if equal > max(1.0, TIED_SHARE * wanted):
-        return Cut(value, min((wanted - above) / equal, 1.0))
+    tied = sample == bits
+    if np.count_nonzero(tied) > max(1.0, TIED_SHARE * wanted):
+        return Cut(value, _turn_share(tied, wanted - above, turn / target.elements))
     larger = sample[sample > bits]
     upper = _finite(larger.min()) if len(larger) else value
     return Cut(min(float(np.float32(upper + (value - upper) * (wanted - rank))), limit))
+
+
+def _turn_share(tied: np.ndarray, wanted: float, start: float) -> float:
+    """Return the share of the elements, from `start` on, that hold so many tied ones.
+
+    They are not spread evenly: those that had their turn last are not tied any more.
+    """
+    found = np.cumsum(np.roll(tied, -int(start * len(tied))))
+    at = int(np.searchsorted(found, wanted))
+    before = int(found[at - 1]) if at else 0
+    return min((at + max(wanted - before, 0.0)) / len(tied), 1.0)
 
 
 def _finite(bits: np.uint32) -> float:

@@ -219,7 +219,7 @@ def _scale(threshold: Any) -> Any:
 @overload(_scale, strict=False)
 def _scale_of(threshold: Any) -> Any:
     if threshold == types.uint64:
-        return lambda threshold: 1.0
+        return lambda threshold: _scale_64(threshold)
     return lambda threshold: _scale_32(threshold)
 
 
@@ -227,6 +227,12 @@ def _scale_of(threshold: Any) -> Any:
 def _scale_32(threshold: Any) -> Any:
     exponent: Any = min(max(np.int64(254) - np.int64(threshold >> np.uint32(23)), 67), 187)  # 2**-60 to 2**60
     return _f32(np.uint32(np.uint32(exponent) << np.uint32(23)))
+
+
+@_compiled
+def _scale_64(threshold: Any) -> Any:
+    exponent: Any = min(max(np.int64(2046) - np.int64(threshold >> np.uint64(52)), 723), 1323)  # 2**-300 to 2**300
+    return _f64(np.uint64(np.uint64(exponent) << np.uint64(52)))
 
 
 @_vector_loop
@@ -320,7 +326,7 @@ def sample_deviations(current: Any, rec: Any, first: int, last: int, phase: int,
     phase : int
         Moves the runs: another number, other elements.
     out : ndarray of uint32
-        At most as long as the elements are; 0 where the bits are equal, NaN above all.
+        At most as long as the elements are; 0 only where the bits are equal, NaN above all.
     """
     wanted = len(out)
     runs = (wanted + RUN - 1) // RUN
@@ -335,7 +341,7 @@ def sample_deviations(current: Any, rec: Any, first: int, last: int, phase: int,
             at = begin + i - RUN * run
             same = current[at] == rec[at]
             deviation = np.float32(_value(current[at]) - _value(rec[at]))
-            out[i] = np.uint32(0) if same else _magnitude(deviation)
+            out[i] = np.uint32(0) if same else max(_magnitude(deviation), np.uint32(1))
 
 
 @_compiled

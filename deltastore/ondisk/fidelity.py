@@ -60,6 +60,11 @@ class CommitFidelity:
         """Whether every element of every tensor is exact."""
         return not self.tensors
 
+    @property
+    def bounds(self) -> dict[int, float]:
+        """The bound of each tensor that is not exact."""
+        return {tensor.tensor: tensor.bound for tensor in self.tensors}
+
 
 def encode_fidelity(fidelity: CommitFidelity) -> Json:
     """Return the member `fidelity` of a record."""
