@@ -137,6 +137,13 @@ def encode_bounded(
         delta = BoundedDelta(layout, targets, buffers, updated, commit, state)
         budget = round((policy.budget or 0.0) * layout.bytes)
         floor = _run_within(delta, layers, budget, state.overhead, commit)
+        if floor > budget and not state.has_told_floor:
+            state.has_told_floor = True
+            log.warning(
+                "a commit needs %s bytes for small and exact tensors, record and container: more than the budget of %s "
+                "(%.2g of the state), so that nothing else is stored; raise the budget",
+                *(f"{floor:,}", f"{budget:,}", policy.budget),
+            )
         fidelity = CommitFidelity(tuple(delta.settle()), budget, floor)
         layers += delta.layers
     return EncodedLayers(layers, {p.id: updated.get(p.id, buffers[p.id]) for p in layout.partitions}, fidelity)

@@ -39,6 +39,8 @@ class FilterState:
     """Bytes of the commit before beside its layers: record, metadata, container."""
     exact_bytes: int = 0
     """What the elements took that are exact beside filtered ones."""
+    has_told_floor: bool = False
+    """The user knows that the floor is larger than the budget."""
     _targets: tuple[Layout, Policy, list[Target]] | None = None
 
     def targets(self, layout: Layout, policy: Policy) -> list[Target]:
