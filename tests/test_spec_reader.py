@@ -91,3 +91,20 @@ def test_it_refuses_damage(tmp_path: Path, where: float) -> None:
     done = read(tmp_path / "store", 0)
     assert done.returncode != 0
     assert "ValueError" in done.stderr
+
+
+def test_it_reads_bounded_steps_as_the_library_does(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(70_000)
+    with deltastore.open(tmp_path / "store") as store:
+        store.set_policy(deltastore.Policy(budget=0.05, restore_cost=50))
+        for step in range(3):
+            store.commit(step, {"model": {"w": weights, "small": weights[:9].clone()}}).wait()
+            weights += 0.001 * torch.randn_like(weights)
+        assert [entry.exact for entry in store.commits()] == [True, False, False]
+        for step in range(3):
+            done = read(tmp_path / "store", step)
+            assert done.returncode == 0, done.stderr
+            state = store.at(step)
+            tensors, _document = map(json.loads, done.stdout.splitlines())
+            assert tensors == {f"model/{name}": about(state["model", name][...]) for name in ("w", "small")}
