@@ -20,6 +20,8 @@ PARTITION = 8 << 20
 SHARE = 0.02
 MOST_PASS = 1.5
 MOST_SAMPLING = 0.1
+WARM = 20
+"""Steps of fine-tuning before its commits are measured: the first updates of Adam are of full size."""
 BUDGETS = (0.005, 0.01, 0.02, 0.05, 0.1)
 LEAST, MOST = 0.9, 1.05
 
@@ -108,7 +110,7 @@ def _budget_shares(root: Path, millions: int, budget: float, steps: int) -> Iter
         store.set_policy(deltastore.Policy(budget=budget))
         for step in range(steps):
             rate = 1e-3 * min(1.0, (step + 1) / 8) * (0.5 if step > 12 else 1.0) * (10.0 if step == 10 else 1.0)
-            _adam_step(parts, rate, generator)
+            _adam_step(parts, step, rate, generator)
             store.commit(step, parts).wait()
         for commit in store.commits():
             fidelity = store.at(commit.id).fidelity
@@ -128,14 +130,17 @@ def _adam_state(millions: int) -> dict[str, Tensors]:
     return {"model": weights, **zeros}
 
 
-def _adam_step(parts: dict[str, Tensors], rate: float, generator: torch.Generator) -> None:
-    for name, weight in parts["model"].items():
+def _adam_step(parts: dict[str, Tensors], step: int, rate: float, generator: torch.Generator) -> None:
+    """Train on noise, whose scale differs by row; bias-corrected, as torch has it."""
+    for number, (name, weight) in enumerate(parts["model"].items()):
         first, second = parts["exp_avg"][name], parts["exp_avg_sq"][name]
-        scale = 10 ** (torch.rand(weight.shape[0], generator=generator) * 2 - 4).view(-1, *[1] * (weight.ndim - 1))
-        gradient = torch.randn(weight.shape, generator=generator) * scale
+        rows = torch.rand(weight.shape[0], generator=torch.Generator().manual_seed(number))
+        gradient = torch.randn(weight.shape, generator=generator)
+        gradient *= 10 ** (rows * 2 - 4).view(-1, *[1] * (weight.ndim - 1))
         first.lerp_(gradient, 0.1)
         second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        weight.addcdiv_(first, second.sqrt().add_(1e-8), value=-rate)
+        root = (second / (1 - 0.999 ** (step + 1))).sqrt_().add_(1e-8)
+        weight.addcdiv_(first, root, value=-rate / (1 - 0.9 ** (step + 1)))
 
 
 def bf16(folder: Path, quick: bool) -> list[Figure]:
@@ -145,14 +150,22 @@ def bf16(folder: Path, quick: bool) -> list[Figure]:
         with deltastore.open(folder / f"{rate}") as store:
             parts = _adam_state(4 if quick else 25)
             generator = torch.Generator().manual_seed(2)
-            size, halves = 0, dict[str, torch.Tensor]()
-            for step in range(6):
-                _adam_step(parts, rate, generator)
-                halves = {name: weight.bfloat16() for name, weight in parts["model"].items()}
-                size = nbytes(halves)
-                store.commit(step, {"model": halves}).wait()
+            size, halves, before = 0, dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+            for step in range(WARM + 6):
+                _adam_step(parts, step, rate, generator)
+                if step >= WARM:
+                    before = halves
+                    halves = {name: weight.bfloat16() for name, weight in parts["model"].items()}
+                    size = nbytes(halves)
+                    store.commit(step, {"model": halves}).wait()
+            changed = sum((halves[name] != half).sum().item() for name, half in before.items()) / (size / 2)
             deltas = [commit.bytes / size for commit in store.commits() if commit.kind == "delta"]
-            same = all(torch.equal(store.at(5)["model", name][...], half) for name, half in halves.items())
-        figures.append(shown(f"exact bf16 delta / weights, learning rate {rate:g}", median(deltas), "x",
-                             identical=str(same), of_literature="0.02"))  # fmt: skip
+            same = all(torch.equal(store.at(WARM + 5)["model", name][...], half) for name, half in halves.items())
+        title = f"exact bf16 delta / weights, learning rate {rate:g}"
+        value = median(deltas)
+        detail: dict[str, float | str] = {"changed": changed, "identical": str(same)}
+        # Of 1e-6 the literature says that 99 % of the weights stay as they are, and 2 % of the bytes.
+        figures.append(
+            at_most(title, value, 0.02, "x", **detail) if rate < 1e-5 else shown(title, value, "x", **detail)
+        )
     return figures

@@ -33,10 +33,11 @@ def write_page(folder: Path, body: dict[str, Any]) -> None:
     ]
     for row in body["chains"]:
         share = "-" if row["bytes_share"] != row["bytes_share"] else f"{row['bytes_share']:.2%}"
-        lines.append(
-            f"| {row['training']} | {row['steps']} | {row['rule']} | {share} | {row['error']:.3f} "
-            f"| {row['cosine']:.3f} | {row['losses']:.4f} |"
-        )
+        known = {name: row[name] == row[name] for name in ("cosine", "losses")}
+        cosine = f"{row['cosine']:.3f}" if known["cosine"] else "-"
+        losses = f"{row['losses']:.4f}" if known["losses"] else "-"
+        first = f"| {row['training']} | {row['steps']} | {row['rule']} | {share} "
+        lines.append(first + f"| {row['error']:.3f} | {cosine} | {losses} |")
     lines += [
         "",
         "## Training killed at five random steps and resumed from bounded commits",
