@@ -6,6 +6,7 @@ Every function releases the interpreter lock and is compiled at its first use, t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,21 @@ def threshold_bits(threshold: float, dtype: str) -> np.unsignedinteger[Any]:
     if dtype == "float64":
         return np.uint64(np.float64(threshold).view(np.uint64))
     return np.uint32(np.float32(threshold).view(np.uint32))
+
+
+def _compile(**options: Any) -> Callable[[Any], Any]:
+    def compiled(function: Any) -> Any:
+        try:
+            return njit(nogil=True, error_model="numpy", cache=True, **options)(function)
+        except RuntimeError:  # no folder can be written, beside this file or below the user's: compiled in each process
+            return njit(nogil=True, error_model="numpy", **options)(function)
+
+    return compiled
+
+
+_compiled = _compile()
+# Sums may be added in another order: they are vector instructions then.
+_vector_loop = _compile(fastmath={"reassoc"})
 
 
 def _bitcast(source: types.Type, target: types.Type) -> Any:
@@ -97,7 +113,7 @@ def _value_of(word: Any) -> Any:
     return None
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _half(bits: Any) -> Any:
     """Widen the bits of a binary16."""
     sign = np.uint32((bits & np.uint32(0x8000)) << np.uint32(16))
@@ -171,11 +187,6 @@ def _rest(deviation: Any, threshold: Any) -> Any:
 @overload(_rest, strict=False, inline="always")
 def _rest_of(deviation: Any, threshold: Any) -> Any:
     return lambda deviation, threshold: deviation if deviation <= threshold else _zero(threshold)
-
-
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
-# Inlined into their caller, these loops are no longer turned into vector instructions: five times slower here.
-_vector_loop = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
 
 
 @_vector_loop

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -274,3 +276,19 @@ def test_what_the_reference_calls_a_deviation(seed: int) -> None:
     words = to_words(np.array([1.0, -0.0, np.nan, np.inf]), "float32")
     other = to_words(np.array([0.5, 0.0, np.nan, 1.0]), "float32")
     assert wide_deviations(words, other, "float32").tolist() == [0.5, 0.0, 0.0, np.inf]
+
+
+def test_without_a_place_for_compiled_code_it_is_compiled_in_each_process() -> None:
+    script = """if True:
+        import numpy as np
+        from numba.core import caching
+        for kind in (caching.CacheImpl, *caching.CacheImpl.__subclasses__()):
+            kind._locator_classes = []
+        from deltastore.layers import kernels
+        words = np.arange(9, dtype=np.uint32)
+        places, old = np.empty(9, np.uint32), np.empty(9, np.uint32)
+        threshold = kernels.threshold_bits(0.0, "float32")
+        print(kernels.filter_run(words, np.zeros(9, np.uint32), 0, 9, threshold, places, old, 0)[0])
+    """
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (found.stdout, found.returncode) == ("8\n", 0), found.stderr
