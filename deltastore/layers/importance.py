@@ -29,7 +29,7 @@ TIED_SHARE = 0.05
 """Where more of the elements to be kept have equal deviations, they take turns."""
 LARGEST = float(np.nextafter(np.finfo(np.float32).max, np.float32(0)))
 """The largest threshold: what lies below it in binary32 has a finite bound."""
-_BISECTIONS = 40
+_BISECTIONS = 24
 
 
 @dataclass(frozen=True, slots=True)
