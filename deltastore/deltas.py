@@ -149,21 +149,20 @@ def encode_bounded(
     return EncodedLayers(layers, {p.id: updated.get(p.id, buffers[p.id]) for p in layout.partitions}, fidelity)
 
 
-def _run_within(delta: BoundedDelta, exact: Layers, budget: int, overhead: int | None, commit: str) -> int:
+def _run_within(delta: BoundedDelta, exact: Layers, budget: int, overhead: tuple[int, int] | None, commit: str) -> int:
     """Run the filter until the commit takes what it should; return the floor, what it takes in any case."""
     fixed = sum(layer.stored_bytes for layer in exact)
-    measured = overhead is not None
-    around = ARRAY_BYTES * 3 * (len(exact) + delta.partitions) if overhead is None else overhead
+    around = ARRAY_BYTES * 3 * (len(exact) + delta.partitions) if overhead is None else overhead[1]
     floor = fixed + around + delta.exact_bytes
     before = -1
     for _ in range(RUNS):
         delta.run(budget - floor)
-        if not measured:
+        if overhead is None or overhead[0] != len(exact) + len(delta.layers):
             around = _container_bytes([*exact, *delta.layers], delta.partitions, commit)
         floor = fixed + around + delta.exact_bytes
         found = fixed + around + delta.stored_bytes
         near = MISSED[0] <= found / max(budget, floor) <= MISSED[1]
-        if near or delta.is_exhausted or abs(found - before) < SAME * found:
+        if near or not delta.can_change(more=found < max(budget, floor)) or abs(found - before) < SAME * found:
             break
         before = found
         delta.correct()

@@ -198,5 +198,5 @@ def advance(
     else:
         chain.chain_bytes += cost
         if not record.exact:
-            chain.filter.overhead = pack_bytes - encoded.largest_bytes
+            chain.filter.overhead = len(encoded.layers), pack_bytes - encoded.largest_bytes
     return free

@@ -607,3 +607,18 @@ def test_specials_alone_are_stored_whatever_the_budget(seed: int) -> None:
     store = two_steps(Policy(budget=1e-6), model(w=before), model(w=after))
     found = measured(after, lazy(store.at(1), "model", "w"))
     assert round_up(found) == store.at(1).fidelity.bound("model", "w")
+
+
+def test_values_that_all_became_alike_do_not_loosen_the_next_budget() -> None:
+    """They take nothing, however many are stored: no measure for what other elements will take."""
+    generator = torch.Generator().manual_seed(0)
+    wide, other = torch.randn(400_000, generator=generator), torch.randn(200_000, generator=generator).double()
+    with open_bounded(Policy(budget=0.02, restore_cost=NEVER)) as store:
+        for step in range(6):
+            if step in (2, 3):
+                other[:] = float("inf") if step == 2 else 3.0
+            wide += 1e-3 * torch.randn(400_000, generator=generator)
+            store.commit(step, {"wide": wide, "other": other}).wait()
+        for commit in store.commits()[1:]:
+            fidelity = store.at(commit.id).fidelity
+            assert commit.bytes <= 1.05 * max(fidelity.budget, fidelity.floor), commit.step

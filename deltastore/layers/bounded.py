@@ -21,6 +21,9 @@ from deltastore.parallel import run_all
 from deltastore.policy import Policy
 from deltastore.types import Path
 
+SCALE = (0.5, 1.5)
+"""How far the bytes of entries may be from :func:`entry_bytes` to be expected again."""
+
 Arrays = dict[int, np.ndarray]
 """Partition number -> its elements."""
 
@@ -35,8 +38,8 @@ class FilterState:
     """Bytes of the entries of the commit before, over what :func:`entry_bytes` says."""
     turns: dict[Path, int] = field(default_factory=dict)
     """Tensors with equal deviations: the element whose turn is next."""
-    overhead: int | None = None
-    """Bytes of the commit before beside its layers: record, metadata, container."""
+    overhead: tuple[int, int] | None = None
+    """Of the commit before: its layers, and its bytes beside them (record, metadata, container)."""
     exact_bytes: int = 0
     """What the elements took that are exact beside filtered ones."""
     has_told_floor: bool = False
@@ -106,8 +109,7 @@ class BoundedDelta:
         """What is asked of the sample for what is wanted of all: it may lie about the tails."""
         self.exact_bytes = state.exact_bytes
         """What the elements take that are exact beside filtered ones; before the first run, what they took before."""
-        self.is_exhausted = False
-        """The last run kept all that changed, or only what must be: another room changes nothing."""
+        self._share = 0.0
 
     @property
     def partitions(self) -> int:
@@ -130,7 +132,7 @@ class BoundedDelta:
         self._room = room
         aimed = room * self._aim / self._scale
         share = solve_share(self._targets, self._samples, aimed) if room > 0 else 0.0
-        self.is_exhausted = share in (0.0, 1.0)
+        self._share = share
         turns = [self._state.turns.get(target.path, 0) for target in self._targets]
         self._cuts = [
             cut(target, sample, share, turn)
@@ -139,6 +141,13 @@ class BoundedDelta:
         ranges = plan_ranges(self._layout, self._targets, self._cuts, turns)
         self._passes = run_all(lambda number: self._filter(number, ranges[number]), ranges)
         self.exact_bytes = round(self._scale * self._expected(exact=True))
+
+    def can_change(self, *, more: bool) -> bool:
+        """Return whether a run with more, or less, room may store more, or less, than the last one did.
+
+        Where only what must be was kept, its bytes say nothing of what others would take.
+        """
+        return self._share > 0.0 and (self._share < 1.0 or not more)
 
     def take_back(self) -> None:
         """Give the reconstruction back what it had before :meth:`run`."""
@@ -173,7 +182,8 @@ class BoundedDelta:
     def _calibrate(self) -> None:
         expected = self._expected(exact=False) + self._expected(exact=True)
         if expected > 0:
-            self._scale = self.stored_bytes / expected
+            # Elements that became all alike (infinite, say) take nothing: no measure for those of the next commit.
+            self._scale = min(max(self.stored_bytes / expected, SCALE[0]), SCALE[1])
 
     def _expected(self, *, exact: bool) -> float:
         """Return what the entries of the last run should take, by the measure of :func:`entry_bytes`."""
