@@ -14,7 +14,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Profile: (examples of a property, steps of a state machine).
 PROFILES = {"dev": (20, 20), "ci": (50, 30), "nightly": (1000, 100)}
@@ -28,6 +28,8 @@ for _name, (_examples, _steps) in PROFILES.items():
         deadline=None,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow],
+        # Explaining traces every line on Python 3.11: minutes, until the limit of a test hides what failed.
+        phases=[phase for phase in Phase if phase is not Phase.explain],
     )
 settings.load_profile(PROFILE)
 

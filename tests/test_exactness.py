@@ -73,7 +73,7 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
     """Return integers that torch can index for every dtype."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.dtype == torch.complex128:
-        return torch.view_as_real(plain)
+        plain = torch.view_as_real(plain)
     return plain.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()])
 
 

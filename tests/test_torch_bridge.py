@@ -39,7 +39,8 @@ def content(value: Any, start: int = 0, count: int | None = None) -> bytes:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a contiguous tensor, by torch's own means."""
-    return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist())
+    # An empty tensor with strides counts as contiguous, and torch refuses to view it as bytes.
+    return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
 
 
 # ---------------------------------------------------------------- copies

@@ -79,6 +79,9 @@ def _same(a: Any, b: Any, at: str) -> None:
         assert len(a) == len(b), f"{at}: {len(a)} elements became {len(b)}"
         for index, (left, right) in enumerate(zip(a, b, strict=True)):
             _same(left, right, f"{at}[{index}]")
+    elif isinstance(a, set | frozenset):
+        # With a NaN inside, two of the same elements are neither equal nor in one order.
+        assert type(a) is type(b) and sorted(map(repr, a)) == sorted(map(repr, b)), f"{at}: {a!r} became {b!r}"
     elif isinstance(a, float) and isinstance(b, float):
         assert struct.pack("<d", a) == struct.pack("<d", b), f"{at}: {a!r} became {b!r}"
     else:
