@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from deltastore.layers.encoded import EncodedLayer, encode_layer
-from deltastore.layers.importance import Cut, Range, Target, cut, entry_bytes, find_targets, plan_ranges, solve_share
+from deltastore.layers.importance import (
+    Cut,
+    Range,
+    Target,
+    cut,
+    entry_bytes,
+    find_targets,
+    itemsizes,
+    plan_ranges,
+    solve_share,
+)
 from deltastore.layers.overlay import encode_overlay
 from deltastore.layout import Layout, Partition
 from deltastore.ondisk.codecs import BLOSC
@@ -187,12 +197,17 @@ class BoundedDelta:
 
     def _expected(self, *, exact: bool) -> float:
         """Return what the entries of the last run should take, by the measure of :func:`entry_bytes`."""
-        return sum(
-            run.kept * entry_bytes(made.partition.dtype, run.kept / (run.range.last - run.range.first))
+        runs = [
+            (made.partition.dtype, run.kept, run.range.last - run.range.first)
             for made in self._passes
             for run in made.runs
-            if (run.range.target is None) == exact
-        )
+            if run.kept and (run.range.target is None) == exact
+        ]
+        if not runs:
+            return 0.0
+        dtypes, *numbers = zip(*runs, strict=True)
+        kept, lengths = (np.array(values, np.float64) for values in numbers)
+        return float(np.sum(kept * entry_bytes(itemsizes(dtypes), kept / lengths)))
 
     def _sample(self, target: Target) -> np.ndarray:
         made = np.empty(target.sampled, np.uint32)

@@ -6,12 +6,13 @@ what is not stored keeps its deviation, and is stored once that is among the lar
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deltastore.dtypes import storage_dtype
 from deltastore.layout import Layout, Piece
@@ -30,6 +31,8 @@ TIED_SHARE = 0.05
 LARGEST = float(np.nextafter(np.finfo(np.float32).max, np.float32(0)))
 """The largest threshold: what lies below it in binary32 has a finite bound."""
 _BISECTIONS = 24
+
+Numbers: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +113,23 @@ def find_targets(layout: Layout, policy: Policy) -> list[Target]:
     return found
 
 
-def entry_bytes(dtype: str, share: float) -> float:
-    """Return what a kept element takes: its value, and its gap at the entropy of a random choice."""
-    if share <= 0:
-        return 0.0
-    rest = 1 - share
-    entropy = -math.log2(share) - (rest / share * math.log2(rest) if rest > 0 else 0.0)
-    return storage_dtype(dtype).itemsize + min(entropy / 8, 2.0)
+def entry_bytes(itemsize: Numbers, share: Numbers) -> Numbers:
+    """Return what a kept element takes: its value, and its gap at the entropy of a random choice.
+
+    Parameters
+    ----------
+    itemsize, share : ndarray of float64
+        Bytes of an element, and share of the elements that is kept; of equal lengths.
+    """
+    kept = np.clip(share, 1e-300, 1.0)
+    rest = np.maximum(1 - kept, 1e-300)
+    entropy = -np.log2(kept) - rest / kept * np.log2(rest)
+    return np.where(share > 0, itemsize + np.minimum(entropy / 8, 2.0), 0.0)
+
+
+def itemsizes(dtypes: Iterable[str]) -> Numbers:
+    """Return the bytes of an element of each dtype."""
+    return np.array([storage_dtype(dtype).itemsize for dtype in dtypes], np.float64)
 
 
 def solve_share(targets: Sequence[Target], samples: Sequence[np.ndarray], room: float) -> float:
@@ -129,15 +142,15 @@ def solve_share(targets: Sequence[Target], samples: Sequence[np.ndarray], room: 
     room : float
         Bytes for all entries, by the measure of :func:`entry_bytes`.
     """
-    least = [_forced(target, sample) for target, sample in zip(targets, samples, strict=True)]
-    most = [np.count_nonzero(sample) / len(sample) for sample in samples]
+    least = np.array([_forced(target, sample) for target, sample in zip(targets, samples, strict=True)])
+    most = np.array([np.count_nonzero(sample) / len(sample) for sample in samples])
+    fixed = np.array([np.nan if target.share is None else target.share for target in targets])
+    elements = np.array([target.elements for target in targets], np.float64)
+    sizes = itemsizes(target.dtype for target in targets)
 
     def cost(share: float) -> float:
-        total = 0.0
-        for target, low, high in zip(targets, least, most, strict=True):
-            kept = min(max(share if target.share is None else target.share, low), high)
-            total += target.elements * kept * entry_bytes(target.dtype, kept)
-        return total
+        kept = np.minimum(np.maximum(np.where(np.isnan(fixed), share, fixed), least), most)
+        return float(np.sum(elements * kept * entry_bytes(sizes, kept)))
 
     low, high = 0.0, 1.0
     if cost(high) <= room:

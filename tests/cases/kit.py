@@ -81,7 +81,8 @@ def _same(a: Any, b: Any, at: str) -> None:
             _same(left, right, f"{at}[{index}]")
     elif isinstance(a, set | frozenset):
         # With a NaN inside, two of the same elements are neither equal nor in one order.
-        assert type(a) is type(b) and sorted(map(repr, a)) == sorted(map(repr, b)), f"{at}: {a!r} became {b!r}"
+        assert type(a) is type(b), f"{at}: {a!r} became {b!r}"
+        assert sorted(map(repr, a)) == sorted(map(repr, b)), f"{at}: {a!r} became {b!r}"
     elif isinstance(a, float) and isinstance(b, float):
         assert struct.pack("<d", a) == struct.pack("<d", b), f"{at}: {a!r} became {b!r}"
     else:

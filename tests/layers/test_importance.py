@@ -23,6 +23,7 @@ from deltastore.layers.importance import (
     cut,
     entry_bytes,
     find_targets,
+    itemsizes,
     plan_ranges,
     solve_share,
 )
@@ -31,6 +32,10 @@ from deltastore.policy import Policy
 
 N = 65_536
 KINDS = ["normal", "uniform", "mostly zero", "infinite", "ties", "two values", "heavy"]
+
+
+def entry(dtype: str, share: float) -> float:
+    return float(entry_bytes(itemsizes([dtype]), np.array([share]))[0])
 
 
 def target(elements: int = N, *, dtype: str = "float32", share: float | None = None, limit: float = math.inf) -> Target:
@@ -155,12 +160,12 @@ def test_no_limit_gives_the_largest_threshold() -> None:
 def test_the_share_fills_the_room(kind: str, share: float, seed: int) -> None:
     targets = [target(N, dtype="float32"), target(5 * N, dtype="bfloat16")]
     samples = [deviations(kind, seed), deviations(kind, seed + 1)]
-    room = sum(t.elements * share * entry_bytes(t.dtype, share) for t in targets)
+    room = sum(t.elements * share * entry(t.dtype, share) for t in targets)
     assert solve_share(targets, samples, room) == pytest.approx(share, rel=1e-3)
 
 
 def test_what_a_frozen_tensor_does_not_need_goes_to_the_others(seed: int) -> None:
-    room = 2 * N * 0.02 * entry_bytes("float32", 0.02)
+    room = 2 * N * 0.02 * entry("float32", 0.02)
     samples = [deviations("normal", seed), np.zeros(N, "<u4")]
     assert solve_share([target(), target()], samples, room) == pytest.approx(0.042, rel=0.05)
 
@@ -175,21 +180,21 @@ def test_no_room_gives_no_share(seed: int) -> None:
 
 def test_what_must_be_kept_leaves_less_for_the_rest(seed: int) -> None:
     samples = [deviations("normal", seed), deviations("normal", seed + 1)]
-    room = 2 * N * 0.05 * entry_bytes("float32", 0.05)
+    room = 2 * N * 0.05 * entry("float32", 0.05)
     share = solve_share([target(limit=1.9), target()], samples, room)
     assert 0 < share < 0.05
 
 
 def test_a_share_of_the_user_is_paid_from_the_same_room(seed: int) -> None:
     samples = [deviations("normal", seed), deviations("normal", seed + 1)]
-    room = 2 * N * 0.05 * entry_bytes("float32", 0.05)
+    room = 2 * N * 0.05 * entry("float32", 0.05)
     assert solve_share([target(share=0.09), target()], samples, room) < 0.02
 
 
 @given(st.sampled_from(["float32", "float64", "bfloat16", "float16"]), st.floats(1e-9, 1.0))
 def test_an_entry_takes_its_value_and_at_most_two_bytes_more(dtype: str, share: float) -> None:
     width = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}[dtype]
-    assert width <= entry_bytes(dtype, share) <= width + 2
+    assert width <= entry(dtype, share) <= width + 2
 
 
 @pytest.mark.parametrize("elements", [4096, 5000, 10**6, 2 * 10**7, 10**9])
