@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from deltastore.adapters._random import capture_rng
+from deltastore.adapters._rules import OptimizerWatch
 from deltastore.adapters._selection import Selection
 from deltastore.buffers import Hints
 from deltastore.errors import InvalidInput
+from deltastore.layers.rules import Rule
 from deltastore.loading.objects import (
     EXTRA_STATE,
     GENERATOR,
@@ -90,7 +92,20 @@ class Capture:
         self.objects = {name: value for name, value in objects.items() if selection.keeps_object(name)}
         self.selection = selection
         self._all = dict(objects)
+        self._watches = {
+            name: OptimizerWatch(value) for name, value in self.objects.items() if self._kinds[name] == OPTIMIZER
+        }
         self._is_checked = selection.is_all
+
+    def mark(self) -> None:
+        """Say that the present state is the one that the next commit follows."""
+        for watch in self._watches.values():
+            watch.mark()
+
+    def close(self) -> None:
+        """Watch the optimizers no more."""
+        for watch in self._watches.values():
+            watch.close()
 
     def check_selection(self, state: State | None = None) -> None:
         """Raise InvalidInput, before the first capture or load, if a pattern of the selection matches nothing.
@@ -136,6 +151,7 @@ class Capture:
         """Return the present state, which shares its tensors with the objects, and what a store cannot see of it."""
         roles: Nearest[str] = Nearest()
         owners: Nearest[Hashable] = Nearest()
+        rules: dict[Path, Rule] = {}
         views = self._views(self.objects)
         names = parameter_names(views)
         state: dict[str, Any] = {}
@@ -144,7 +160,7 @@ class Capture:
             if kind == MODULE:
                 state[name] = self._module(name, views[name], roles)
             elif kind == OPTIMIZER:
-                state[name] = self._optimizer(name, value, names, roles, owners)
+                state[name] = self._optimizer(name, value, names, roles, owners, rules)
             else:
                 roles[name,] = OTHER
                 state[name] = generator_state(value) if kind == GENERATOR else value.state_dict()
@@ -154,7 +170,7 @@ class Capture:
         if self.selection.keeps_object(EXTRA):
             roles[EXTRA,] = OTHER
             state[EXTRA] = extra
-        return state, Hints(roles, owners)
+        return state, Hints(roles, owners, rules)
 
     def _module(self, name: str, view: ModuleView, roles: Nearest[str]) -> OrderedDict[str, Any]:
         parameters = {key for key, _ in view.module.named_parameters(remove_duplicate=False)}
@@ -179,10 +195,13 @@ class Capture:
         names: Mapping[int, tuple[str, str]],
         roles: Nearest[str],
         owners: Nearest[Hashable],
+        rules: dict[Path, Rule],
     ) -> dict[str, Any]:
         saved = optimizer.state_dict()
         roles[name,] = OTHER
-        labels = label_parameters(parameters_of(optimizer), names)
+        parameters = parameters_of(optimizer)
+        labels = label_parameters(parameters, names)
+        ruled = self._watches[name].rules()
         if not _is_numbered(saved, len(labels)):
             return saved  # a wrapper with a state of its own shape
         state: dict[Any, Any] = {}
@@ -197,6 +216,9 @@ class Capture:
             state[label.text] = slots
             # The path of the parameter itself: weights and moments then lie beside each other, element by element.
             owners[name, "state", label.text] = (label.object or name, label.name)
+            rule = ruled.get(id(parameters[number]))
+            if rule is not None:
+                rules[name, "state", label.text] = rule
             for slot in slots if isinstance(slots, Mapping) else ():
                 roles[name, "state", label.text, slot] = str(slot)
         groups = [

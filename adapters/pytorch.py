@@ -190,6 +190,7 @@ class Checkpointer:
             raise
         self._capture.check_selection(state)
         self._load(state, strict_exact=strict_exact, strict=strict)
+        self._capture.mark()
         self._pending.left_out = None
         self._newest_handle = None
         log.info("%s: restored step %d (%s)", self._store.url, state.commit.step, state.commit.id[:12])
@@ -310,6 +311,7 @@ class Checkpointer:
         started = time.perf_counter()
         state, hints = self._capture.take(self.extra)
         handle = self._store.commit_with_hints(step, state, hints, exact=exact, metrics=metrics)
+        self._capture.mark()
         self._meter.watch(handle, time.perf_counter() - started)
         self._pending.submitted(handle)
         self._newest = step
@@ -418,6 +420,7 @@ class Checkpointer:
                 log.error("while another error is on its way, the last commits failed: %s", failure)
         finally:
             self._is_closed = True
+            self._capture.close()
             self._gate.uninstall()
         if self._gate.pending:
             if failure is not None or error is not None:

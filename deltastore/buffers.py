@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deltastore.dtypes import storage_dtype
+from deltastore.layers.rules import Rule
 from deltastore.layout import Layout
 from deltastore.types import Json, Path
 
@@ -25,6 +26,8 @@ class Hints:
 
     roles: Mapping[Path, str] = field(default_factory=dict)
     owners: Mapping[Path, Hashable] = field(default_factory=dict)
+    rules: Mapping[Path, Rule] = field(default_factory=dict)
+    """What the optimizer did since the state before, for where it has the buffers of each parameter."""
 
 
 @dataclass(frozen=True)

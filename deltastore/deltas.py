@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from deltastore.buffers import Buffers
 from deltastore.layers.bounded import BoundedDelta, FilterState
-from deltastore.layers.encoded import EncodedLayer, array_path, attributes
+from deltastore.layers.coding import choose, code_groups
+from deltastore.layers.encoded import EncodedLayer, EncodedPrediction, array_path, attributes
 from deltastore.layers.exact import choose_layer
+from deltastore.layers.groups import RuledGroup
+from deltastore.layers.importance import Target
+from deltastore.layers.rules import Rule
 from deltastore.layout import FORWARD, Layout, Partition
 from deltastore.ondisk.codecs import BLOSC, RAW, EncodedChunk, content_digest, encode_chunk
 from deltastore.ondisk.fidelity import CommitFidelity
@@ -21,6 +25,7 @@ from deltastore.ondisk.records import DELTA, FULL, LayerRecord
 from deltastore.ondisk.zarr_profile import ArraySpec, plan_array
 from deltastore.parallel import run_ahead, run_all
 from deltastore.policy import Policy
+from deltastore.types import Path
 
 log = logging.getLogger("deltastore")
 
@@ -31,6 +36,8 @@ SAME = 0.01
 """A run that changed the bytes by less will not be bettered by another."""
 ARRAY_BYTES = 1000
 """What an array takes beside its chunks, before that was measured."""
+WEIGHTS_BYTES = 0.0005 * 5
+"""For each predicted element what overlays on the weights shall take at least: they catch what a code cannot follow."""
 RECORD_BYTES, LAYER_BYTES, TENSOR_BYTES = 800, 130, 20
 """The same for a record, its layers, and the tensors whose fidelity it lists."""
 
@@ -78,6 +85,7 @@ class FullLayer:
 
 
 Layers = list[EncodedLayer | FullLayer]
+Predictions = list[EncodedPrediction]
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class EncodedLayers:
     layers: Layers
     rec: Buffers
     fidelity: CommitFidelity
+    predictions: Predictions = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
@@ -121,11 +130,17 @@ def encode_bounded(
     *,
     policy: Policy,
     state: FilterState,
+    rules: Mapping[Path, Rule],
     rec_is_shared: bool,
 ) -> EncodedLayers:
     """Return the layers that bring a reconstruction as near to new values as the budget allows.
 
-    Filtered partitions of `rec` are brought up to date in place, unless `rec_is_shared`.
+    Partitions of `rec` that are predicted or filtered are brought up to date in place, unless `rec_is_shared`.
+
+    Parameters
+    ----------
+    rules : mapping of path to Rule
+        What the optimizer did since the parent, for the paths under which it has the buffers of each parameter.
     """
     targets = [t for t in state.targets(layout, policy) if all(_has(rec, buffers, p.partition) for p in t.pieces)]
     filtered = {piece.partition for target in targets for piece in target.pieces}
@@ -133,10 +148,16 @@ def encode_bounded(
     layers = _exact_layers(others, buffers, rec, commit, codec)
     updated = {number: rec[number].copy() if rec_is_shared else rec[number] for number in filtered}
     fidelity = CommitFidelity()
+    predictions: Predictions = []
     if targets:
-        delta = BoundedDelta(layout, targets, buffers, updated, commit, state)
         budget = round((policy.budget or 0.0) * layout.bytes)
-        floor = _run_within(delta, layers, budget, state.overhead, commit)
+        groups = [g for g in state.groups(layout, policy, rules) if filtered.issuperset(g.group.partitions)]
+        if groups:
+            predictions = _predict(layout, groups, buffers, updated, commit, state, budget, layers)
+        if predictions:
+            targets = list(_only_weights(targets, groups))
+        delta = BoundedDelta(layout, targets, buffers, updated, commit, state)
+        floor = _run_within(delta, layers, predictions, budget, state.overhead, commit)
         if floor > budget and not state.has_told_floor:
             state.has_told_floor = True
             log.warning(
@@ -146,21 +167,63 @@ def encode_bounded(
             )
         fidelity = CommitFidelity(tuple(delta.settle()), budget, floor)
         layers += delta.layers
-    return EncodedLayers(layers, {p.id: updated.get(p.id, buffers[p.id]) for p in layout.partitions}, fidelity)
+    reconstructed = {p.id: updated.get(p.id, buffers[p.id]) for p in layout.partitions}
+    return EncodedLayers(layers, reconstructed, fidelity, predictions)
 
 
-def _run_within(delta: BoundedDelta, exact: Layers, budget: int, overhead: tuple[int, int] | None, commit: str) -> int:
+def _predict(
+    layout: Layout,
+    groups: Sequence[RuledGroup],
+    buffers: Buffers,
+    rec: Buffers,
+    commit: str,
+    state: FilterState,
+    budget: int,
+    exact: Layers,
+) -> Predictions:
+    """Return the predictions with the finest codes that the budget pays for, none where it pays for none."""
+    elements = sum(group.elements for group in groups)
+    around = ARRAY_BYTES * 3 * (len(exact) + len(layout.partitions)) if state.overhead is None else state.overhead[1]
+    floor = sum(layer.stored_bytes for layer in exact) + around + state.exact_bytes
+    room = (budget - floor - WEIGHTS_BYTES * elements) / state.coding.scale
+    choice = choose(elements, room, 1 / 8 / 16)
+    if choice is None:
+        return []
+    return code_groups(layout, groups, choice, buffers, rec, commit, state.coding)
+
+
+def _only_weights(targets: Sequence[Target], groups: Sequence[RuledGroup]) -> Iterator[Target]:
+    """Yield the targets, those of predicted buffers without a share: only what is not finite, or the user bounds."""
+    weights = {slot.tensors[0] for group in groups for slot in group.group.slots}
+    predicted = {tensor for group in groups for tensor in group.tensors} - weights
+    for target in targets:
+        yield replace(target, share=0.0) if target.tensor in predicted else target
+
+
+Stored = FullLayer | EncodedLayer | EncodedPrediction
+
+
+def _run_within(
+    delta: BoundedDelta,
+    exact: Layers,
+    predictions: Predictions,
+    budget: int,
+    overhead: tuple[int, int] | None,
+    commit: str,
+) -> int:
     """Run the filter until the commit takes what it should; return the floor, what it takes in any case."""
     fixed = sum(layer.stored_bytes for layer in exact)
+    coded = sum(prediction.stored_bytes for prediction in predictions)
+    others: list[Stored] = [*exact, *predictions]
     around = ARRAY_BYTES * 3 * (len(exact) + delta.partitions) if overhead is None else overhead[1]
     floor = fixed + around + delta.exact_bytes
     before = -1
     for _ in range(RUNS):
-        delta.run(budget - floor)
-        if overhead is None or overhead[0] != len(exact) + len(delta.layers):
-            around = _container_bytes([*exact, *delta.layers], delta.partitions, commit)
+        delta.run(budget - floor - coded)
+        if overhead is None or overhead[0] != len(others) + len(delta.layers):
+            around = _container_bytes([*others, *delta.layers], delta.partitions, commit)
         floor = fixed + around + delta.exact_bytes
-        found = fixed + around + delta.stored_bytes
+        found = fixed + coded + around + delta.stored_bytes
         near = MISSED[0] <= found / max(budget, floor) <= MISSED[1]
         if near or not delta.can_change(more=found < max(budget, floor)) or abs(found - before) < SAME * found:
             break
@@ -169,12 +232,12 @@ def _run_within(delta: BoundedDelta, exact: Layers, budget: int, overhead: tuple
     return floor
 
 
-def _container_bytes(layers: Layers, tensors: int, commit: str) -> int:
+def _container_bytes(layers: Sequence[Stored], tensors: int, commit: str) -> int:
     """Return about what a pack takes beside its layers: written to nowhere, with a record of the usual length."""
     pack = PackWriter("0" * 32, "0" * 16)
     total = -sum(layer.stored_bytes for layer in layers)
     for layer in layers:
-        if isinstance(layer, EncodedLayer):
+        if not isinstance(layer, FullLayer):
             for array in layer.arrays:
                 total += sum(len(buffer) for buffers in pack.array(array) for buffer in buffers)
         else:

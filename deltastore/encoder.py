@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from deltastore.buffers import Buffers, StagedState
-from deltastore.deltas import EncodedLayers, Layers, encode_base, encode_bounded, encode_exact
+from deltastore.deltas import EncodedLayers, Layers, Predictions, encode_base, encode_bounded, encode_exact
 from deltastore.history.lineage import Segments
 from deltastore.layers.bounded import FilterState
 from deltastore.layers.checks import covered_crc
+from deltastore.layers.rules import Rule
 from deltastore.layout import Layout
 from deltastore.ondisk.fidelity import CommitFidelity
 from deltastore.ondisk.layouts import encode_layout
@@ -18,7 +19,7 @@ from deltastore.ondisk.pack import PackArray, PackCommit
 from deltastore.ondisk.records import BASE, DELTA, Check, CommitRecord, CommitRef, encode_record, now
 from deltastore.patch import diff
 from deltastore.policy import Policy
-from deltastore.types import Json
+from deltastore.types import Json, Path
 
 LINK_BYTES = 512 << 10
 """What one more commit of a chain costs to read beside its bytes: opening it takes as long as reading these."""
@@ -72,16 +73,17 @@ class EncodedCommit:
     """What the record holds beside its layers."""
     rec: Buffers
     """The reconstruction, once the commit is published."""
+    predictions: Predictions
 
     @property
     def largest_bytes(self) -> int:
         """What the layers take at most: full ones that are yet to be compressed count as they are."""
-        return sum(layer.stored_bytes for layer in self.layers)
+        return sum(item.stored_bytes for item in (*self.layers, *self.predictions))
 
     def arrays(self) -> Iterator[PackArray]:
         """Yield the arrays, chunks encoded while they are consumed; a new start for each attempt."""
-        for layer in self.layers:
-            yield from layer.arrays
+        for item in (*self.layers, *self.predictions):
+            yield from item.arrays
 
     def finish(self) -> tuple[CommitRecord, PackCommit]:
         """Return record and pack entry; the arrays must have been consumed before."""
@@ -90,6 +92,7 @@ class EncodedCommit:
             step=self.step,
             kind=self.kind,
             layers=tuple(layer.record for layer in self.layers),
+            predictions=tuple(prediction.record for prediction in self.predictions),
             **self.fields,
         )
         blob, digest = encode_record(record)
@@ -107,6 +110,8 @@ class CommitOrder:
     metrics: dict[str, Json]
     policy: Policy | None = None
     """None: every bit."""
+    rules: Mapping[Path, Rule] = field(default_factory=dict)
+    """What the optimizers did since the commit before."""
 
 
 def encode_commit(
@@ -136,7 +141,13 @@ def encode_commit(
     parent = chain.parent
     # The first commit of an epoch is written all the same: the line of history must lead to it.
     repeats = parent is not None and (parent.step, parent.epoch) == (order.step, epoch)
-    changes = encoded.layers or ops or order.metrics or encoded.fidelity.bounds != chain.fidelity.bounds
+    changes = (
+        encoded.layers
+        or encoded.predictions
+        or ops
+        or order.metrics
+        or encoded.fidelity.bounds != chain.fidelity.bounds
+    )
     if kind == DELTA and repeats and same_layout and not changes:
         return None
     blob, digest = chain.encoded_layout(staged.layout)
@@ -154,7 +165,7 @@ def encode_commit(
         "metrics": order.metrics,
     }
     layouts = {} if kind == DELTA and same_layout else {digest: blob}
-    return EncodedCommit(order.id, order.step, kind, encoded.layers, layouts, fields, encoded.rec)
+    return EncodedCommit(order.id, order.step, kind, encoded.layers, layouts, fields, encoded.rec, encoded.predictions)
 
 
 def _encode_delta(chain: ChainState, staged: StagedState, order: CommitOrder, codec: str) -> EncodedLayers:
@@ -169,6 +180,7 @@ def _encode_delta(chain: ChainState, staged: StagedState, order: CommitOrder, co
         codec,
         policy=order.policy,
         state=chain.filter,
+        rules=order.rules,
         rec_is_shared=chain.rec_is_shared,
     )
 
@@ -198,5 +210,6 @@ def advance(
     else:
         chain.chain_bytes += cost
         if not record.exact:
-            chain.filter.overhead = len(encoded.layers), pack_bytes - encoded.largest_bytes
+            stored = len(encoded.layers) + len(encoded.predictions)
+            chain.filter.overhead = stored, pack_bytes - encoded.largest_bytes
     return free

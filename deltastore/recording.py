@@ -21,10 +21,11 @@ from deltastore.history.chain import Chain
 from deltastore.history.lineage import segments_of
 from deltastore.history.packs import Packs
 from deltastore.history.session import Session
+from deltastore.layers.rules import Rule
 from deltastore.layout import Layout
 from deltastore.ondisk.names import new_commit_id
 from deltastore.policy import Policy
-from deltastore.types import Json
+from deltastore.types import Json, Path
 from deltastore.writer import Job, Writer, Written
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Recording:
         try:
             self._writer.reserve(token)
             staged = self._stager.take(flat, hints, replan=self._writer.base_due)
-            return self._submit(step, staged, policy, tag, described, token)
+            return self._submit(step, staged, policy, hints.rules, tag, described, token)
         finally:
             self._writer.cancel(token)
 
@@ -135,12 +136,13 @@ class Recording:
         step: int,
         staged: StagedState,
         policy: Policy | None,
+        rules: Mapping[Path, Rule],
         tag: str | None,
         described: dict[str, Json],
         token: object,
     ) -> Handle:
         is_base = tag is not None or self._kept(step)
-        order = CommitOrder(new_commit_id(), step, base=is_base, metrics=described, policy=policy)
+        order = CommitOrder(new_commit_id(), step, base=is_base, metrics=described, policy=policy, rules=rules)
         handle = Handle(step, order.id, (self._tier.name,))
         if tag is not None:
             self._tags[order.id] = tag

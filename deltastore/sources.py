@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,8 +13,9 @@ from deltastore.buffers import allocate
 from deltastore.dtypes import storage_dtype
 from deltastore.errors import Corruption
 from deltastore.history.chain import Chain
-from deltastore.history.decode import read_partition, read_range
+from deltastore.history.decode import check_partition, read_partition, read_range
 from deltastore.history.packs import Packs
+from deltastore.history.tied import read_tied
 from deltastore.layers.encoded import array_path
 from deltastore.layout import Layout, Partition, TensorEntry
 from deltastore.parallel import run_all, threads
@@ -34,6 +36,9 @@ class PartitionSource(Protocol):
     def unit(self, partition: Partition) -> int:
         """Return how many elements are read and checked together; 0: any number, for nothing is left to be checked."""
 
+    def tied(self, partition: int) -> int:
+        """Return the first of the partitions that are decoded together: one thread reads them one after the other."""
+
 
 class PackSource:
     """A commit in its packs."""
@@ -41,10 +46,28 @@ class PackSource:
     def __init__(self, packs: Packs, chain: Chain) -> None:
         self._packs = packs
         self._chain = chain
+        self._decoded = threading.local()
 
     def partition(self, partition: Partition, out: np.ndarray) -> None:
-        """Fill `out` with a whole partition, checked against the record."""
-        read_partition(self._packs, self._chain, partition, out)
+        """Fill `out` with a whole partition, checked against the record.
+
+        What is decoded with it is kept until this thread reads something else, or has read all of it.
+        """
+        members = self._chain.ties.get(partition.id)
+        if members is None:
+            read_partition(self._packs, self._chain, partition, out)
+            return
+        arrays: dict[int, np.ndarray] = getattr(self._decoded, "arrays", {})
+        if partition.id not in arrays:
+            self._decoded.arrays = {}
+            arrays = read_tied(self._packs, self._chain, partition, 0, partition.length)
+            self._decoded.arrays = arrays
+        out[:] = arrays.pop(partition.id)
+        check_partition(self._chain, partition, out)
+
+    def tied(self, partition: int) -> int:
+        """Return the first of the partitions that are predicted together."""
+        return self._chain.ties.get(partition, (partition,))[0]
 
     def elements(self, partition: Partition, start: int, out: np.ndarray) -> None:
         """Fill `out` from only the chunks that are needed."""
@@ -56,7 +79,8 @@ class PackSource:
         link, *later = [link for link, _layer in self._chain.layers(partition.id)]
         array = link.tail.index.arrays.get(array_path(link.record.id, partition.id, "data"))
         checked = check is not None and partition.id in check.crcs
-        return partition.length if checked or later or array is None else array.spec.chunk
+        is_tied = partition.id in self._chain.ties
+        return partition.length if checked or later or is_tied or array is None else array.spec.chunk
 
 
 class BufferSource:
@@ -77,12 +101,29 @@ class BufferSource:
         """Return 0: everything was checked when it was read."""
         return 0
 
+    def tied(self, partition: int) -> int:
+        """Return the partition itself."""
+        return partition
+
 
 def read_all(source: PartitionSource, layout: Layout) -> dict[int, np.ndarray]:
     """Return every partition of a layout, decoded in parallel."""
     buffers = allocate(layout)
-    run_all(lambda partition: source.partition(partition, buffers[partition.id]), layout.partitions)
+
+    def read(numbers: list[int]) -> None:
+        for number in numbers:
+            source.partition(layout.by_id[number], buffers[number])
+
+    run_all(read, _together(source, buffers))
     return buffers
+
+
+def _together(source: PartitionSource, numbers: Iterable[int]) -> list[list[int]]:
+    """Return partitions in groups, each for one thread."""
+    groups: dict[int, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(source.tied(number), []).append(number)
+    return list(groups.values())
 
 
 def read_elements(source: PartitionSource, layout: Layout, entry: TensorEntry, start: int, out: np.ndarray) -> None:
@@ -122,9 +163,12 @@ def read_into(
             by_partition.setdefault(piece.partition, []).append((piece.offset, piece.count, target))
             start += piece.count
     spare: list[np.ndarray] = []
-    run_all(
-        lambda number: _read_pieces(source, layout.by_id[number], by_partition[number], spare, living), by_partition
-    )
+
+    def read(numbers: list[int]) -> None:
+        for number in numbers:
+            _read_pieces(source, layout.by_id[number], by_partition[number], spare, living)
+
+    run_all(read, _together(source, by_partition))
 
 
 def _read_pieces(
@@ -217,3 +261,7 @@ class GuardedSource:
     def unit(self, partition: Partition) -> int:
         """Return how many elements are read and checked together."""
         return self._source.unit(partition)
+
+    def tied(self, partition: int) -> int:
+        """Return the first of the partitions that are decoded together."""
+        return self._source.tied(partition)

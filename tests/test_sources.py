@@ -31,6 +31,9 @@ class CountingSource:
     def unit(self, _partition: Partition) -> int:
         return self._unit
 
+    def tied(self, partition: int) -> int:
+        return partition
+
     def partition(self, partition: Partition, out: np.ndarray) -> None:
         self.elements(partition, 0, out)
 

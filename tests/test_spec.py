@@ -254,7 +254,7 @@ def test_the_features() -> None:
     rows = table(12, "name", "since")
     known = {code(row[0]) for row in rows if row[1] != "reserved"}
     assert known == records.KNOWN_FEATURES
-    assert {code(row[0]) for row in rows if row[1] == "reserved"} == {"codes", "adam", "sgd", "shards"}
+    assert {code(row[0]) for row in rows if row[1] == "reserved"} == {"shards"}
     assert {
         code(row[0]): tuple(re.findall(r"`(\w+)`", row[1])) for row in table(4, "layer", "arrays")
     } == records.ARRAYS_OF
@@ -300,7 +300,7 @@ def test_the_members_of_the_json_files(tmp_path: Path) -> None:
     assert read_format(LocalTier(str(tmp_path))).minor == FORMAT_MINOR
     assert f"Format version | {FORMAT_MAJOR}.{FORMAT_MINOR} " in (SPEC / "README.md").read_text("utf-8")
     six = [{code(row[0]) for row in rows[1:]} for rows in tables(chapter(6))]
-    assert set(pack.record) == six[0] == set(records._MEMBERS)
+    assert set(pack.record) | {"predictions"} == six[0] == set(records._MEMBERS)
     assert set(pack.index) | {"substitutes"} == six[3]
     base = Pack.parse(example(BASE))
     assert set(base.index["arrays"][f"{base.commit}/p0.data"]) == six[4]

@@ -103,6 +103,29 @@ class Chain:
                     return found[::-1]
         raise self._no_full_layer(partition)
 
+    @cached_property
+    def ties(self) -> dict[int, tuple[int, ...]]:
+        """For each partition that is ever predicted, all that are needed to read it: those predicted together."""
+        found: dict[int, tuple[int, ...]] = {}
+        for link in self.links:
+            for prediction in link.record.predictions:
+                members = sorted({number for one in prediction.partitions for number in found.get(one, (one,))})
+                found |= dict.fromkeys(members, tuple(members))
+        return found
+
+    def layout_at(self, link: Link) -> Layout:
+        """Return the layout of one commit of the chain."""
+        digest = link.record.layout
+        if digest == self.record.layout:
+            return self.layout
+        if digest not in self._layouts:
+            self._layouts[digest] = layout_of(self.links, digest)
+        return self._layouts[digest]
+
+    @cached_property
+    def _layouts(self) -> dict[str, Layout]:
+        return {}
+
     def _no_full_layer(self, partition: int) -> Corruption:
         return Corruption(
             f"step {self.record.step} (commit {self.record.id[:12]}): no commit of the chain has a full layer of "

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 
-from deltastore.dtypes import storage_dtype, word_dtype, words_per_element
 from deltastore.errors import Corruption
 from deltastore.history.chain import Chain, Link
-from deltastore.history.chunks import Wanted, read_arrays
+from deltastore.history.corrections import Correction, fetch_layer
 from deltastore.history.packs import Packs
+from deltastore.history.tied import read_tied
 from deltastore.layers.checks import covered_crc
-from deltastore.layers.encoded import BLOCK_ELEMENTS, array_path
-from deltastore.layers.overlay import Overlay, positions
-from deltastore.layers.xor import apply_xor
 from deltastore.layout import Partition
-from deltastore.ondisk.index import ArrayIndex, storage_dtype_of
-from deltastore.ondisk.records import ARRAYS_OF, FULL, OVERLAY, XOR, LayerRecord
+from deltastore.ondisk.records import LayerRecord
 from deltastore.parallel import run_reads
 
 MAX_OVERLAPPED_BYTES = 4 << 20
 """Up to this many bytes of a partition, all layers are read at once."""
 
 
-def read_partition(packs: Packs, chain: Chain, partition: Partition, out: np.ndarray) -> None:
-    """Fill `out` with a whole partition and check it against the commit's record."""
-    read_range(packs, chain, partition, 0, out)
+def check_partition(chain: Chain, partition: Partition, out: np.ndarray) -> None:
+    """Raise Corruption if a whole partition is not what the commit's record says."""
     check = chain.record.check
     expected = None if check is None else check.crcs.get(partition.id)
     if check is not None and expected is not None:
@@ -44,6 +36,12 @@ def read_partition(packs: Packs, chain: Chain, partition: Partition, out: np.nda
             )
 
 
+def read_partition(packs: Packs, chain: Chain, partition: Partition, out: np.ndarray) -> None:
+    """Fill `out` with a whole partition and check it against the commit's record."""
+    read_range(packs, chain, partition, 0, out)
+    check_partition(chain, partition, out)
+
+
 def read_range(packs: Packs, chain: Chain, partition: Partition, start: int, out: np.ndarray) -> None:
     """Fill `out` with the elements of a partition from `start` on, reading only the chunks that they need.
 
@@ -52,125 +50,15 @@ def read_range(packs: Packs, chain: Chain, partition: Partition, start: int, out
     out : ndarray
         1-D, contiguous, storage dtype of the partition.
     """
+    if partition.id in chain.ties:
+        out[:] = read_tied(packs, chain, partition, start, start + len(out))[partition.id]
+        return
     layers = chain.layers(partition.id)
 
-    def fetch(item: tuple[Link, LayerRecord]) -> _Correction:
-        return _fetch(packs, partition, item, start, out)
+    def fetch(item: tuple[Link, LayerRecord]) -> Correction:
+        return fetch_layer(packs, partition, item, start, out)
 
     # Of a small piece every layer is a few small reads: their waiting times overlap. Large ones fill the disk alone.
     overlapped = len(layers) > 1 and out.nbytes <= MAX_OVERLAPPED_BYTES
     for correct in run_reads(fetch, layers) if overlapped else map(fetch, layers):
-        correct(out)
-
-
-_Correction = Callable[[np.ndarray], None]
-"""What a layer does to the elements that the layers before it left."""
-
-
-def _fetch(
-    packs: Packs, partition: Partition, item: tuple[Link, LayerRecord], start: int, out: np.ndarray
-) -> _Correction:
-    """Read what one layer has for `out`; only a full layer, the first of all, writes to it."""
-    link, layer = item
-    if layer.kind == XOR:
-        return _fetch_xor(packs, link, partition, start, len(out))
-    if layer.kind != FULL:
-        return _fetch_overlay(packs, link, partition, start, len(out))
-    read_arrays(packs, link, [Wanted(*_array_of(link, partition, "data"), start, out)])
-    return _leave
-
-
-def _leave(_out: np.ndarray) -> None:
-    """Do nothing: a full layer is read into its place."""
-
-
-def _fetch_xor(packs: Packs, link: Link, partition: Partition, start: int, count: int) -> _Correction:
-    per_element = words_per_element(partition.dtype)
-    difference = np.empty(count * per_element, word_dtype(partition.dtype))
-    read_arrays(packs, link, [Wanted(*_array_of(link, partition, "xor"), start * per_element, difference)])
-
-    def correct(out: np.ndarray) -> None:
-        apply_xor(out, difference, partition.dtype)
-
-    return correct
-
-
-def _fetch_overlay(packs: Packs, link: Link, partition: Partition, start: int, count: int) -> _Correction:
-    first, last = start // BLOCK_ELEMENTS, -(-(start + count) // BLOCK_ELEMENTS)
-    overlay = _read_overlay(packs, link, partition, first, last)
-    where = f"{link.tail.where}, {array_path(link.record.id, partition.id, 'gaps')}"
-    places = positions(overlay, first, partition.length, where)
-    low, high = np.searchsorted(places, (start, start + count))
-
-    def correct(out: np.ndarray) -> None:
-        out[places[low:high] - start] = overlay.values[low:high]
-
-    return correct
-
-
-def _read_overlay(packs: Packs, link: Link, partition: Partition, first: int, last: int) -> Overlay:
-    """Return the blocks first..last of an overlay."""
-    arrays = [_array_of(link, partition, name) for name in ARRAYS_OF[OVERLAY]]
-    if all(len(array.chunks) == 1 for _path, array in arrays):
-        # All of them are needed, and they lie side by side: one request.
-        indptr, gaps, values = _read(packs, link, [(*array, 0, array[1].spec.length) for array in arrays])
-        indptr = indptr[first : last + 1]
-        begin, end = _entries(link, *arrays[1], indptr)
-        gaps, values = gaps[begin:end], values[begin:end]
-    else:
-        (indptr,) = _read(packs, link, [(*arrays[0], first, last + 1)])
-        begin, end = _entries(link, *arrays[1], indptr)
-        gaps, values = _read(packs, link, [(*array, begin, end) for array in arrays[1:]])
-    return Overlay(indptr - indptr[0], gaps, values)
-
-
-def _read(packs: Packs, link: Link, parts: list[tuple[str, ArrayIndex, int, int]]) -> list[np.ndarray]:
-    """Return the values start..stop of some arrays."""
-    asked = [
-        Wanted(path, array, start, np.empty(stop - start, storage_dtype_of(array.spec)))
-        for path, array, start, stop in parts
-    ]
-    read_arrays(packs, link, asked)
-    return [wanted.out for wanted in asked]
-
-
-def _entries(link: Link, path: str, gaps: ArrayIndex, indptr: np.ndarray) -> tuple[int, int]:
-    """Return which entries of an overlay belong to the blocks, before anything is allocated for them."""
-    begin, end = int(indptr[0]), int(indptr[-1])
-    if not begin <= end <= gaps.spec.length:
-        raise Corruption(
-            f"{link.tail.where}, {path}: indptr asks for the entries {begin} to {end} of {gaps.spec.length}",
-            where=link.tail.where,
-            entry=path,
-            expected=gaps.spec.length,
-            found=end,
-        )
-    return begin, end
-
-
-def _array_of(link: Link, partition: Partition, name: str) -> tuple[str, ArrayIndex]:
-    """Return path and place of one of a layer's arrays, which fits the partition."""
-    path = array_path(link.record.id, partition.id, name)
-    array = link.tail.index.arrays.get(path)
-    if array is None:
-        raise Corruption(f"{link.tail.where}: array {path} of step {link.record.step} is missing", entry=path)
-    length = {
-        "data": partition.length,
-        "xor": partition.length * words_per_element(partition.dtype),
-        "indptr": -(-partition.length // BLOCK_ELEMENTS) + 1,
-    }.get(name, array.spec.length)
-    if (array.spec.dtype, array.spec.length) != (_dtype_of(partition.dtype, name), length):
-        raise Corruption(
-            f"{link.tail.where}, {path}: {array.spec.length} values of {array.spec.dtype}, the layout asks for "
-            f"{length} of {_dtype_of(partition.dtype, name)}",
-            entry=path,
-        )
-    return path, array
-
-
-@cache
-def _dtype_of(dtype: str, name: str) -> str:
-    """Return the storage dtype of a layer's array, from the logical dtype of the partition."""
-    if name == "xor":
-        return word_dtype(dtype).name
-    return {"indptr": "uint32", "gaps": "uint16"}.get(name, storage_dtype(dtype).name)
+        correct(0, out)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from deltastore.layers.coding import CodingState
 from deltastore.layers.encoded import EncodedLayer, encode_layer
+from deltastore.layers.groups import Group, RuledGroup, apply_rules, find_groups
 from deltastore.layers.importance import (
     Cut,
     Range,
@@ -23,9 +25,11 @@ from deltastore.layers.importance import (
     solve_share,
 )
 from deltastore.layers.overlay import encode_overlay
+from deltastore.layers.rules import Rule
 from deltastore.layout import Layout, Partition
 from deltastore.ondisk.codecs import BLOSC
 from deltastore.ondisk.fidelity import TensorFidelity
+from deltastore.ondisk.predictions import HOLD
 from deltastore.ondisk.records import OVERLAY
 from deltastore.parallel import run_all
 from deltastore.policy import Policy
@@ -54,13 +58,23 @@ class FilterState:
     """What the elements took that are exact beside filtered ones."""
     has_told_floor: bool = False
     """The user knows that the floor is larger than the budget."""
+    coding: CodingState = field(default_factory=CodingState)
     _targets: tuple[Layout, Policy, list[Target]] | None = None
+    _groups: tuple[Layout, list[Group]] | None = None
 
     def targets(self, layout: Layout, policy: Policy) -> list[Target]:
         """Return the tensors that are filtered, worked out once for a layout."""
         if self._targets is None or self._targets[0] is not layout or self._targets[1] != policy:
             self._targets = layout, policy, find_targets(layout, policy)
         return self._targets[2]
+
+    def groups(self, layout: Layout, policy: Policy, rules: Mapping[Path, Rule]) -> list[RuledGroup]:
+        """Return what is predicted."""
+        if policy.prediction == HOLD or not rules:
+            return []
+        if self._groups is None or self._groups[0] is not layout:
+            self._groups = layout, find_groups(layout)
+        return apply_rules(self._groups[1], rules, layout, policy)
 
 
 @dataclass(frozen=True)

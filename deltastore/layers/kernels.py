@@ -1,17 +1,26 @@
-"""The passes over memory of the importance filter, compiled: the door to numba.
+"""The passes over memory of the importance filter.
 
-Every function releases the interpreter lock and is compiled at its first use, then kept on disk. Elements come as words
-(:func:`as_words`), so that bits are compared, and are widened to binary32 (binary64 for float64) for the arithmetic.
+Elements come as words (:func:`as_words`), so that bits are compared, and are widened to binary32 (binary64 for float64)
+for the arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic, overload
+
+from deltastore.layers.compiled import (
+    as_f32,
+    as_f64,
+    as_u32,
+    as_u64,
+    compiled,
+    lowest_bit,
+    overload,
+    types,
+    vector_loop,
+)
 
 BLOCK = 4096
 """Elements that are scanned, then collected, while they are in the cache."""
@@ -37,50 +46,6 @@ def threshold_bits(threshold: float, dtype: str) -> np.unsignedinteger[Any]:
     return np.uint32(np.float32(threshold).view(np.uint32))
 
 
-def _compile(**options: Any) -> Callable[[Any], Any]:
-    def compiled(function: Any) -> Any:
-        try:
-            return njit(nogil=True, error_model="numpy", cache=True, **options)(function)
-        except RuntimeError:  # no folder can be written, beside this file or below the user's: compiled in each process
-            return njit(nogil=True, error_model="numpy", **options)(function)
-
-    return compiled
-
-
-_compiled = _compile()
-# Sums may be added in another order: they are vector instructions then.
-_vector_loop = _compile(fastmath={"reassoc", "contract"})
-
-
-def _bitcast(source: types.Type, target: types.Type) -> Any:
-    @intrinsic
-    def cast(_typing: Any, _value: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], context.get_value_type(target))
-
-        return target(source), generate
-
-    return cast
-
-
-_f32: Any = _bitcast(types.uint32, types.float32)
-_u32: Any = _bitcast(types.float32, types.uint32)
-_f64: Any = _bitcast(types.uint64, types.float64)
-_u64: Any = _bitcast(types.float64, types.uint64)
-
-
-def _count_zeros(_typing: Any, _value: Any) -> Any:
-    """Give the number of zeros below the lowest set bit of a word that is not 0."""
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], context.get_constant(types.boolean, True))
-
-    return types.uint64(types.uint64), generate
-
-
-_lowest_bit: Any = intrinsic(_count_zeros)
-
-
 def _wide(word: Any) -> Any:
     """Give the bits of a word in the width of the arithmetic: numba compares shorter ones slowly."""
     raise NotImplementedError(word)
@@ -103,24 +68,24 @@ def _value(word: Any) -> Any:
 @overload(_value, strict=False, inline="always")
 def _value_of(word: Any) -> Any:
     if word == types.uint32:
-        return lambda word: _f32(word)
+        return lambda word: as_f32(word)
     if word == types.uint64:
-        return lambda word: _f64(word)
+        return lambda word: as_f64(word)
     if word == types.uint16:  # bfloat16: the upper half of a binary32
-        return lambda word: _f32(np.uint32(_wide(word) << np.uint32(16)))
+        return lambda word: as_f32(np.uint32(_wide(word) << np.uint32(16)))
     if word == types.int16:
         return lambda word: _half(_wide(word))
     return None
 
 
-@_compiled
+@compiled
 def _half(bits: Any) -> Any:
     """Widen the bits of a binary16."""
     sign = np.uint32((bits & np.uint32(0x8000)) << np.uint32(16))
     shifted = np.uint32((bits & np.uint32(0x7FFF)) << np.uint32(13))
-    scaled = _u32(_f32(shifted) * np.float32(2.0**112))  # exact, for subnormals too
+    scaled = as_u32(as_f32(shifted) * np.float32(2.0**112))  # exact, for subnormals too
     infinite = np.uint32(shifted | np.uint32(0x7F800000))
-    return _f32(np.uint32(sign | (infinite if shifted >= np.uint32(0x0F800000) else scaled)))
+    return as_f32(np.uint32(sign | (infinite if shifted >= np.uint32(0x0F800000) else scaled)))
 
 
 def _magnitude(difference: Any) -> Any:
@@ -131,9 +96,9 @@ def _magnitude(difference: Any) -> Any:
 @overload(_magnitude, strict=False, inline="always")
 def _magnitude_of(difference: Any) -> Any:
     if difference == types.float32:
-        return lambda difference: np.uint32(_u32(difference) & np.uint32(0x7FFFFFFF))
+        return lambda difference: np.uint32(as_u32(difference) & np.uint32(0x7FFFFFFF))
     if difference == types.float64:
-        return lambda difference: np.uint64(_u64(difference) & np.uint64(0x7FFFFFFFFFFFFFFF))
+        return lambda difference: np.uint64(as_u64(difference) & np.uint64(0x7FFFFFFFFFFFFFFF))
     return None
 
 
@@ -145,9 +110,9 @@ def _float(bits: Any) -> Any:
 @overload(_float, strict=False, inline="always")
 def _float_of(bits: Any) -> Any:
     if bits == types.uint32:
-        return lambda bits: _f32(bits)
+        return lambda bits: as_f32(bits)
     if bits == types.uint64:
-        return lambda bits: _f64(bits)
+        return lambda bits: as_f64(bits)
     return None
 
 
@@ -189,7 +154,7 @@ def _rest_of(deviation: Any, threshold: Any) -> Any:
     return lambda deviation, threshold: deviation if deviation <= threshold else _zero(threshold)
 
 
-@_vector_loop
+@vector_loop
 def _scan(current: Any, rec: Any, threshold: Any, scale: Any, mask: Any) -> Any:
     """Mark what is kept; give the largest deviation that is not, and scaled sums of squares of these and of the values.
 
@@ -213,7 +178,7 @@ def _scan(current: Any, rec: Any, threshold: Any, scale: Any, mask: Any) -> Any:
     return largest, missing, whole
 
 
-@_vector_loop
+@vector_loop
 def _pack_bits(mask: Any, bits: Any) -> None:
     """Turn marks, one a byte and eight a word, into bits."""
     words = mask.view(np.uint64)
@@ -233,16 +198,16 @@ def _scale_of(threshold: Any) -> Any:
     return lambda threshold: _scale_32(threshold)
 
 
-@_compiled
+@compiled
 def _scale_32(threshold: Any) -> Any:
     exponent: Any = min(max(np.int64(254) - np.int64(threshold >> np.uint32(23)), 67), 187)  # 2**-60 to 2**60
-    return _f32(np.uint32(np.uint32(exponent) << np.uint32(23)))
+    return as_f32(np.uint32(np.uint32(exponent) << np.uint32(23)))
 
 
-@_compiled
+@compiled
 def _scale_64(threshold: Any) -> Any:
     exponent: Any = min(max(np.int64(2046) - np.int64(threshold >> np.uint64(52)), 723), 1323)  # 2**-300 to 2**300
-    return _f64(np.uint64(np.uint64(exponent) << np.uint64(52)))
+    return as_f64(np.uint64(np.uint64(exponent) << np.uint64(52)))
 
 
 def _precise(current: Any, rec: Any, largest: Any) -> Any:
@@ -254,13 +219,13 @@ def _precise(current: Any, rec: Any, largest: Any) -> Any:
 def _precise_of(current: Any, rec: Any, largest: Any) -> Any:
     del rec
     if largest == types.uint64:
-        return lambda current, rec, largest: _f64(largest)
+        return lambda current, rec, largest: as_f64(largest)
     return lambda current, rec, largest: (
-        _precise_32(current, rec, largest) if _rounded(current, rec, largest) else np.float64(_f32(largest))
+        _precise_32(current, rec, largest) if _rounded(current, rec, largest) else np.float64(as_f32(largest))
     )
 
 
-@_compiled
+@compiled
 def _rounded(current: Any, rec: Any, largest: Any) -> Any:
     """Give how many of the largest deviations were rounded: of coarse dtypes many are equal, and none is."""
     found = np.uint32(0)
@@ -273,7 +238,7 @@ def _rounded(current: Any, rec: Any, largest: Any) -> Any:
     return found
 
 
-@_compiled
+@compiled
 def _precise_32(current: Any, rec: Any, largest: Any) -> Any:
     found = 0.0
     for i in range(len(current)):
@@ -284,7 +249,7 @@ def _precise_32(current: Any, rec: Any, largest: Any) -> Any:
     return found
 
 
-@_compiled
+@compiled
 def filter_run(current: Any, rec: Any, first: int, last: int, threshold: Any, places: Any, old: Any, count: int) -> Any:
     """Filter the elements first..last of a partition against its reconstruction, which is brought up to date.
 
@@ -330,7 +295,7 @@ def filter_run(current: Any, rec: Any, first: int, last: int, threshold: Any, pl
         for group in range(len(groups)):
             marks = groups[group]
             while marks:
-                i = np.int64(64 * group) + np.int64(_lowest_bit(marks))
+                i = np.int64(64 * group) + np.int64(lowest_bit(marks))
                 marks &= marks - np.uint64(1)
                 places[count] = begin + i
                 old[count] = have[i]
@@ -340,7 +305,7 @@ def filter_run(current: Any, rec: Any, first: int, last: int, threshold: Any, pl
     return count, largest, missing / square, whole / square
 
 
-@_compiled
+@compiled
 def sample_deviations(current: Any, rec: Any, first: int, last: int, phase: int, out: Any) -> None:
     """Fill `out` with deviations of the elements first..last, as bits of binary32: short runs, evenly spread.
 
@@ -367,7 +332,7 @@ def sample_deviations(current: Any, rec: Any, first: int, last: int, phase: int,
             out[i] = np.uint32(0) if same else max(_magnitude(deviation), np.uint32(1))
 
 
-@_compiled
+@compiled
 def revert(rec: Any, places: Any, old: Any) -> None:
     """Give the elements of a reconstruction back what they had before :func:`filter_run`."""
     for i in range(len(places)):

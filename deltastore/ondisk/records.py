@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -11,6 +12,14 @@ from deltastore.ondisk.fidelity import CommitFidelity, encode_fidelity, parse_fi
 from deltastore.ondisk.fields import Fields
 from deltastore.ondisk.limits import MAX_PARTITION_ID, MAX_RECORD_BYTES
 from deltastore.ondisk.names import are_content_digests, is_commit_id, is_digest, is_write_id
+from deltastore.ondisk.predictions import (
+    CODES_FEATURE,
+    HOLD,
+    PREDICT,
+    PredictionRecord,
+    encode_prediction,
+    parse_predictions,
+)
 from deltastore.types import Json
 
 BASE = "base"
@@ -18,13 +27,12 @@ DELTA = "delta"
 FULL = "full"
 OVERLAY = "overlay"
 XOR = "xor"
-HOLD = "hold"
 
 ARRAYS_OF = {FULL: ("data",), OVERLAY: ("indptr", "gaps", "values"), XOR: ("xor",)}
 """Which arrays a layer of each kind has."""
 _ARRAY_SETS = {kind: frozenset(names) for kind, names in ARRAYS_OF.items()}
 
-KNOWN_FEATURES = frozenset({FULL, OVERLAY, XOR, HOLD})
+KNOWN_FEATURES = frozenset({FULL, OVERLAY, XOR, HOLD, CODES_FEATURE, *PREDICT.values()})
 """What `requires` may list for this reader; anything else is refused by name."""
 
 
@@ -47,11 +55,6 @@ class LayerRecord:
     kind: str
     arrays: dict[str, str]
     """Name of each array -> digest of its decoded content."""
-
-    @property
-    def prediction(self) -> str | None:
-        """What the correction is applied to; a full layer needs none."""
-        return None if self.kind == FULL else HOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,12 @@ class CommitRecord:
     values: Json
     """``{"full": node}`` or ``{"patch": [op, ...]}`` against the parent's document."""
     layers: tuple[LayerRecord, ...]
+    """Full layers, and corrections of what is predicted."""
     check: Check | None
     """None on a base: the content digests of its full layers cover everything."""
     fidelity: CommitFidelity
+    predictions: tuple[PredictionRecord, ...] = ()
+    """How partitions are predicted; the others are held."""
     metrics: dict[str, Json] = field(default_factory=dict)
     extra: dict[str, Json] = field(default_factory=dict)
     """Members that a newer minor version added; kept when the record is copied."""
@@ -96,8 +102,17 @@ class CommitRecord:
     @property
     def requires(self) -> list[str]:
         """Features that a reader must know."""
-        kinds = {layer.kind for layer in self.layers}
-        return sorted(kinds | ({HOLD} if kinds - {FULL} else set()))
+        features = {layer.kind for layer in self.layers}
+        predicted = self.predicted
+        features |= {HOLD for layer in self.layers if layer.kind != FULL and layer.partition not in predicted}
+        for prediction in self.predictions:
+            features |= {PREDICT[prediction.kind], CODES_FEATURE}
+        return sorted(features)
+
+    @property
+    def predicted(self) -> dict[int, str]:
+        """Each partition that is not held, with the kind of its prediction."""
+        return {number: prediction.kind for prediction in self.predictions for number in prediction.partitions}
 
 
 def now() -> str:
@@ -108,10 +123,11 @@ def now() -> str:
 def encode_record(record: CommitRecord) -> tuple[bytes, str]:
     """Return the stored blob of a record and the record's digest."""
     layers: list[Json] = []
+    predicted = record.predicted
     for layer in record.layers:
         entry: dict[str, Json] = {"partition": layer.partition, "kind": layer.kind, "arrays": layer.arrays}
-        if layer.prediction is not None:
-            entry["prediction"] = layer.prediction
+        if layer.kind != FULL:
+            entry["prediction"] = predicted.get(layer.partition, HOLD)
         layers.append(entry)
     parent = record.parent
     check = record.check
@@ -141,6 +157,7 @@ def encode_record(record: CommitRecord) -> tuple[bytes, str]:
             "requires": record.requires,
             "values": record.values,
             "layers": layers,
+            **({"predictions": [encode_prediction(item) for item in record.predictions]} if record.predictions else {}),
             "check": None
             if check is None
             else {"phase": check.phase, "crc32c": [list(pair) for pair in check.crcs.items()]},
@@ -159,7 +176,7 @@ def encode_record(record: CommitRecord) -> tuple[bytes, str]:
 
 _MEMBERS = frozenset(
     "id epoch sequence session created step kind parents lineage layout "
-    "requires values layers check fidelity metrics".split()
+    "requires values layers predictions check fidelity metrics".split()
 )
 
 
@@ -207,9 +224,14 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         or not is_write_id(fields.raw("session"))
     ):
         raise fields.fault("id", "a commit id beside a layout digest and a session id")
-    layers = tuple([_parse_layer(layer, fields.where) for layer in fields.items("layers")])
-    if not are_content_digests([digest for layer in layers for digest in layer.arrays.values()]):
-        raise fields.fault("layers", "layers with the content digests of their arrays")
+    predictions = parse_predictions(fields.items("predictions"), fields.where) if fields.has("predictions") else ()
+    predicted = {number: prediction.kind for prediction in predictions for number in prediction.partitions}
+    layers = tuple([_parse_layer(layer, predicted, fields.where) for layer in fields.items("layers")])
+    arrays = [layer.arrays for layer in layers] + [prediction.arrays for prediction in predictions]
+    if not are_content_digests([digest for digests in arrays for digest in digests.values()]):
+        raise fields.fault("layers", "layers and predictions with the content digests of their arrays")
+    if predictions and (kind == BASE or any(x.kind == FULL and x.partition in predicted for x in layers)):
+        raise fields.fault("predictions", "predictions of partitions that the same commit does not store whole")
     if len({layer.partition for layer in layers}) != len(layers) or (
         kind == BASE and any(x.kind != FULL for x in layers)
     ):
@@ -235,6 +257,7 @@ def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:
         layout=fields.text("layout"),
         values=values,
         layers=layers,
+        predictions=predictions,
         check=_parse_check(fields) if fields.has("check") else None,
         fidelity=fidelity,
         metrics=fields.mapping("metrics"),
@@ -254,29 +277,29 @@ def _parse_ref(fields: Fields) -> CommitRef:
     )
 
 
-def _parse_layer(value: Json, where: str) -> LayerRecord:
+def _parse_layer(value: Json, predicted: Mapping[int, str], where: str) -> LayerRecord:
     # A chain has many records and each a layer for every partition: this is most of the work of opening a commit.
     if isinstance(value, dict):
         kind, partition, arrays = value.get("kind"), value.get("partition"), value.get("arrays")
         if (
             isinstance(kind, str)
             and kind in _ARRAY_SETS
-            and (kind == FULL or value.get("prediction") == HOLD)
             and type(partition) is int
+            and (kind == FULL or value.get("prediction") == predicted.get(partition, HOLD))
             and 0 <= partition <= MAX_PARTITION_ID
             and isinstance(arrays, dict)
             and arrays.keys() == _ARRAY_SETS[kind]
         ):
             return LayerRecord(partition, kind, arrays)
-    raise _layer_fault(Fields(value, where))
+    raise _layer_fault(Fields(value, where), predicted)
 
 
-def _layer_fault(fields: Fields) -> Corruption:
+def _layer_fault(fields: Fields, predicted: Mapping[int, str]) -> Corruption:
     """Return what is wrong with a layer."""
     kind = fields.choice("kind", tuple(ARRAYS_OF))
-    fields.integer("partition", MAX_PARTITION_ID)
+    partition = fields.integer("partition", MAX_PARTITION_ID)
     if kind != FULL:
-        fields.choice("prediction", (HOLD,))
+        fields.choice("prediction", (predicted.get(partition, HOLD),))
     fields.mapping("arrays")
     return fields.fault("arrays", f"the arrays {', '.join(ARRAYS_OF[kind])}")
 

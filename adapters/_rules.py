@@ -1,0 +1,103 @@
+"""What torch's optimizers did between two commits: the rules by which a reader can predict it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from deltastore.layers.rules import AdamRule, AdamStep, Rule, SgdRule
+from deltastore.ondisk.predictions import MAX_STEPS
+
+
+class OptimizerWatch:
+    """Remembers with which constants an optimizer stepped since the commit before.
+
+    They are taken right after each step: a scheduler may have changed them when the commit is taken.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._is_adam = _is_one_of(optimizer, torch.optim.Adam, torch.optim.AdamW)
+        self._is_sgd = _is_one_of(optimizer, torch.optim.SGD)
+        self._steps: list[list[dict[str, Any]]] = []
+        self._counts: dict[int, float] = {}
+        self._handle: Any = None
+        if self._is_adam or self._is_sgd:
+            self._handle = optimizer.register_step_post_hook(self._stepped)
+
+    def close(self) -> None:
+        """Take the hook away."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if len(self._steps) <= MAX_STEPS:
+            self._steps.append([_constants(group) for group in optimizer.param_groups])
+
+    def mark(self) -> None:
+        """Begin anew: the state is that of a commit."""
+        self._steps = []
+        self._counts = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
+
+    def rules(self) -> dict[int, Rule]:
+        """Return the rule of each parameter, by its ``id``; none where nothing is known or nothing moved."""
+        if not (self._is_adam or self._is_sgd):
+            return {}
+        found: dict[int, Rule] = {}
+        made: dict[tuple[Any, ...], Rule] = {}
+        now = [_constants(group) for group in self._optimizer.param_groups]
+        for number, group in enumerate(self._optimizer.param_groups):
+            for parameter in group["params"]:
+                before = self._counts.get(id(parameter))
+                count = self._count(parameter) if parameter in self._optimizer.state else None
+                if before is None or count is None or not 0 < count - before <= MAX_STEPS:
+                    continue
+                key = (number, before, count)
+                if key not in made:
+                    steps = [step[number] for step in self._steps if number < len(step)]
+                    wanted = round(count - before)
+                    steps = [*[now[number]] * (wanted - len(steps)), *steps[-wanted:]]
+                    made[key] = _adam(steps, before) if self._is_adam else _sgd(steps)
+                found[id(parameter)] = made[key]
+        return found
+
+    def _count(self, parameter: torch.Tensor) -> float:
+        """Return how many steps a parameter has made; SGD counts none, so that its own count is taken."""
+        state: Mapping[str, Any] = self._optimizer.state[parameter]
+        return float(state.get("step", 0.0)) if self._is_adam else float(len(self._steps))
+
+
+def _is_one_of(optimizer: Any, *kinds: type) -> bool:
+    # A subclass may step in another way: only torch's own.
+    return type(optimizer) in kinds
+
+
+def _constants(group: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "decoupled_weight_decay")
+    return {name: group[name] for name in names if name in group} | {"lr": float(group["lr"])}
+
+
+def _adam(steps: list[dict[str, Any]], before: float) -> AdamRule:
+    last = steps[-1]
+    beta1, beta2 = (float(beta) for beta in last["betas"])
+    return AdamRule(
+        beta1,
+        beta2,
+        float(last["eps"]),
+        tuple(
+            AdamStep(
+                step["lr"],
+                1 - step["lr"] * float(step["weight_decay"]) if step.get("decoupled_weight_decay") else 1.0,
+                before + number,
+            )
+            for number, step in enumerate(steps, 1)
+        ),
+    )
+
+
+def _sgd(steps: list[dict[str, Any]]) -> SgdRule:
+    last = steps[-1]
+    return SgdRule(float(last["momentum"]), bool(last["nesterov"]), tuple((step["lr"], 1.0) for step in steps))
