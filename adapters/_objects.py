@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -97,6 +98,11 @@ class Capture:
         }
         self._is_checked = selection.is_all
 
+    def keep_gradients(self) -> None:
+        """Take the gradients of the optimizers too, from their next step on."""
+        for watch in self._watches.values():
+            watch.keeps_gradients = True
+
     def mark(self) -> None:
         """Say that the present state is the one that the next commit follows."""
         for watch in self._watches.values():
@@ -152,6 +158,7 @@ class Capture:
         roles: Nearest[str] = Nearest()
         owners: Nearest[Hashable] = Nearest()
         rules: dict[Path, Rule] = {}
+        gradients: dict[Path, np.ndarray] = {}
         views = self._views(self.objects)
         names = parameter_names(views)
         state: dict[str, Any] = {}
@@ -160,7 +167,7 @@ class Capture:
             if kind == MODULE:
                 state[name] = self._module(name, views[name], roles)
             elif kind == OPTIMIZER:
-                state[name] = self._optimizer(name, value, names, roles, owners, rules)
+                state[name] = self._optimizer(name, value, names, roles, owners, rules, gradients)
             else:
                 roles[name,] = OTHER
                 state[name] = generator_state(value) if kind == GENERATOR else value.state_dict()
@@ -170,7 +177,7 @@ class Capture:
         if self.selection.keeps_object(EXTRA):
             roles[EXTRA,] = OTHER
             state[EXTRA] = extra
-        return state, Hints(roles, owners, rules)
+        return state, Hints(roles, owners, rules, gradients)
 
     def _module(self, name: str, view: ModuleView, roles: Nearest[str]) -> OrderedDict[str, Any]:
         parameters = {key for key, _ in view.module.named_parameters(remove_duplicate=False)}
@@ -196,12 +203,13 @@ class Capture:
         roles: Nearest[str],
         owners: Nearest[Hashable],
         rules: dict[Path, Rule],
+        gradients: dict[Path, np.ndarray],
     ) -> dict[str, Any]:
         saved = optimizer.state_dict()
         roles[name,] = OTHER
         parameters = parameters_of(optimizer)
         labels = label_parameters(parameters, names)
-        ruled = self._watches[name].rules()
+        ruled, seen = self._watches[name].rules(), self._watches[name].gradients()
         if not _is_numbered(saved, len(labels)):
             return saved  # a wrapper with a state of its own shape
         state: dict[Any, Any] = {}
@@ -219,6 +227,9 @@ class Capture:
             rule = ruled.get(id(parameters[number]))
             if rule is not None:
                 rules[name, "state", label.text] = rule
+                gradient = seen.get(id(parameters[number]))
+                if gradient is not None:
+                    gradients[name, "state", label.text] = gradient
             for slot in slots if isinstance(slots, Mapping) else ():
                 roles[name, "state", label.text, slot] = str(slot)
         groups = [

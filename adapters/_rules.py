@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from deltastore.layers.rules import AdamRule, AdamStep, Rule, SgdRule
 from deltastore.ondisk.predictions import MAX_STEPS
+from deltastore.torch_bridge import TORCH
 
 
 class OptimizerWatch:
@@ -23,6 +25,9 @@ class OptimizerWatch:
         self._is_sgd = _is_one_of(optimizer, torch.optim.SGD)
         self._steps: list[list[dict[str, Any]]] = []
         self._counts: dict[int, float] = {}
+        self.keeps_gradients = False
+        """Hold on to the gradients of the last step: an exact commit stores them in place of what they did."""
+        self._gradients: dict[int, torch.Tensor] = {}
         self._handle: Any = None
         if self._is_adam or self._is_sgd:
             self._handle = optimizer.register_step_post_hook(self._stepped)
@@ -36,10 +41,23 @@ class OptimizerWatch:
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if len(self._steps) <= MAX_STEPS:
             self._steps.append([_constants(group) for group in optimizer.param_groups])
+        if self.keeps_gradients:
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            self._gradients = {id(p): p.grad for p in parameters if p.grad is not None}
+
+    def gradients(self) -> dict[int, np.ndarray]:
+        """Return the gradients of the last step, by ``id`` of their parameters; those that are plain CPU float32."""
+        plain = {
+            number: gradient.detach()
+            for number, gradient in self._gradients.items()
+            if gradient.dtype == torch.float32 and gradient.layout == torch.strided and TORCH.is_plain(gradient)
+        }
+        return {number: TORCH.as_array(gradient) for number, gradient in plain.items()}
 
     def mark(self) -> None:
         """Begin anew: the state is that of a commit."""
         self._steps = []
+        self._gradients = {}
         self._counts = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
 
     def rules(self) -> dict[int, Rule]:
@@ -76,28 +94,38 @@ def _is_one_of(optimizer: Any, *kinds: type) -> bool:
 
 
 def _constants(group: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "decoupled_weight_decay")
+    names = (
+        *("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize"),
+        *("momentum", "dampening", "nesterov"),
+    )
     return {name: group[name] for name in names if name in group} | {"lr": float(group["lr"])}
 
 
 def _adam(steps: list[dict[str, Any]], before: float) -> AdamRule:
     last = steps[-1]
     beta1, beta2 = (float(beta) for beta in last["betas"])
+    is_decoupled = bool(last.get("decoupled_weight_decay"))
+    decay = float(last["weight_decay"])
     return AdamRule(
         beta1,
         beta2,
         float(last["eps"]),
         tuple(
-            AdamStep(
-                step["lr"],
-                1 - step["lr"] * float(step["weight_decay"]) if step.get("decoupled_weight_decay") else 1.0,
-                before + number,
-            )
+            AdamStep(step["lr"], 1 - step["lr"] * float(step["weight_decay"]) if is_decoupled else 1.0, before + number)
             for number, step in enumerate(steps, 1)
         ),
+        l2=0.0 if is_decoupled else decay,
+        sign=-1.0 if last["maximize"] else 1.0,
     )
 
 
 def _sgd(steps: list[dict[str, Any]]) -> SgdRule:
     last = steps[-1]
-    return SgdRule(float(last["momentum"]), bool(last["nesterov"]), tuple((step["lr"], 1.0) for step in steps))
+    return SgdRule(
+        float(last["momentum"]),
+        bool(last["nesterov"]),
+        tuple((step["lr"], 1.0) for step in steps),
+        dampening=float(last["dampening"]),
+        l2=float(last["weight_decay"]),
+        sign=-1.0 if last["maximize"] else 1.0,
+    )

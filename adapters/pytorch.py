@@ -26,6 +26,7 @@ from deltastore.handle import Commit, Handle
 from deltastore.layout import Layout
 from deltastore.loading import load_objects
 from deltastore.loading.plan import keys_at, some, value_at
+from deltastore.ondisk.predictions import HOLD
 from deltastore.opening import open as open_store
 from deltastore.policy import Policy, check_policy
 from deltastore.reader import Report, State
@@ -135,6 +136,8 @@ class Checkpointer:
         self._newest: int | None = None
         self._newest_handle: Handle | None = None
         self._is_lossless = policy is None or policy.exact
+        if self._is_lossless and (policy is None or policy.prediction != HOLD):
+            self._capture.keep_gradients()
         self._pending = Pending()
         self.extra: dict[str, Any] = {}
 

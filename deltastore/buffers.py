@@ -28,6 +28,8 @@ class Hints:
     owners: Mapping[Path, Hashable] = field(default_factory=dict)
     rules: Mapping[Path, Rule] = field(default_factory=dict)
     """What the optimizer did since the state before, for where it has the buffers of each parameter."""
+    gradients: Mapping[Path, np.ndarray] = field(default_factory=dict)
+    """What it did it with, row-major float32."""
 
 
 @dataclass(frozen=True)

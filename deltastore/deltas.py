@@ -11,11 +11,12 @@ import numpy as np
 
 from deltastore.buffers import Buffers
 from deltastore.layers.bounded import BoundedDelta, FilterState
-from deltastore.layers.coding import choose, code_groups
+from deltastore.layers.coding import choose, code_groups, expected_bytes
 from deltastore.layers.encoded import EncodedLayer, EncodedPrediction, array_path, attributes
 from deltastore.layers.exact import choose_layer
-from deltastore.layers.groups import RuledGroup
+from deltastore.layers.groups import Group, RuledGroup, replayable
 from deltastore.layers.importance import Target
+from deltastore.layers.replay import POOR_SHARE, Replay, replay_group
 from deltastore.layers.rules import Rule
 from deltastore.layout import FORWARD, Layout, Partition
 from deltastore.ondisk.codecs import BLOSC, RAW, EncodedChunk, content_digest, encode_chunk
@@ -36,8 +37,12 @@ SAME = 0.01
 """A run that changed the bytes by less will not be bettered by another."""
 ARRAY_BYTES = 1000
 """What an array takes beside its chunks, before that was measured."""
+AIM = 0.99
+"""Share of the budget for which codes are chosen: what they take is only known afterwards."""
 WEIGHTS_BYTES = 0.0005 * 5
 """For each predicted element what overlays on the weights shall take at least: they catch what a code cannot follow."""
+REFINED_BYTES = 1 / 8 / 16
+"""For each predicted element what refinements take."""
 RECORD_BYTES, LAYER_BYTES, TENSOR_BYTES = 800, 130, 20
 """The same for a record, its layers, and the tensors whose fidelity it lists."""
 
@@ -116,9 +121,45 @@ def encode_base(layout: Layout, buffers: Buffers, commit: str, codec: str) -> En
     return EncodedLayers(layers, buffers, CommitFidelity())
 
 
-def encode_exact(layout: Layout, buffers: Buffers, rec: Buffers, commit: str, codec: str) -> EncodedLayers:
-    """Return the layers that turn a reconstruction into new values bit for bit, the smallest of each partition."""
-    return EncodedLayers(_exact_layers(layout.partitions, buffers, rec, commit, codec), buffers, CommitFidelity())
+def encode_exact(
+    layout: Layout,
+    buffers: Buffers,
+    rec: Buffers,
+    commit: str,
+    codec: str,
+    *,
+    groups: Sequence[Group] = (),
+    rules: Mapping[Path, Rule] | None = None,
+    gradients: Mapping[Path, np.ndarray] | None = None,
+) -> EncodedLayers:
+    """Return the layers that turn a reconstruction into new values bit for bit, the smallest of each partition.
+
+    Where the gradients are known, the optimizer's step is done again, and only what it missed is stored beside them.
+    """
+    ruled = [
+        group
+        for group in replayable(groups, rules or {}, gradients or {})
+        if all(_has(rec, buffers, number) for number in group.group.partitions)
+    ]
+
+    def replay(group: RuledGroup) -> Replay | list[EncodedLayer | FullLayer]:
+        made = replay_group(layout, group, buffers, rec, gradients or {}, commit)
+        partitions = [layout.by_id[number] for number in group.group.partitions]
+        if made is not None and made.stored_bytes <= POOR_SHARE * sum(partition.bytes for partition in partitions):
+            return made
+        plain = [layer for p in partitions if (layer := _exact_layer(p, buffers, rec, commit, codec)) is not None]
+        return plain if made is None or sum(x.stored_bytes for x in plain) <= made.stored_bytes else made
+
+    layers: Layers = []
+    predictions: Predictions = []
+    for found in run_all(replay, ruled):
+        if isinstance(found, Replay):
+            predictions.append(found.prediction)
+        layers += found.layers if isinstance(found, Replay) else found
+    replayed = {number for group in ruled for number in group.group.partitions}
+    others = [partition for partition in layout.partitions if partition.id not in replayed]
+    layers += _exact_layers(others, buffers, rec, commit, codec)
+    return EncodedLayers(layers, buffers, CommitFidelity(), predictions)
 
 
 def encode_bounded(
@@ -185,11 +226,15 @@ def _predict(
     elements = sum(group.elements for group in groups)
     around = ARRAY_BYTES * 3 * (len(exact) + len(layout.partitions)) if state.overhead is None else state.overhead[1]
     floor = sum(layer.stored_bytes for layer in exact) + around + state.exact_bytes
-    room = (budget - floor - WEIGHTS_BYTES * elements) / state.coding.scale
-    choice = choose(elements, room, 1 / 8 / 16)
+    room = (AIM * budget - floor - WEIGHTS_BYTES * elements) / state.coding.scale
+    choice = choose(elements, room, REFINED_BYTES)
     if choice is None:
         return []
-    return code_groups(layout, groups, choice, buffers, rec, commit, state.coding)
+    made = code_groups(layout, groups, choice, buffers, rec, commit, state.coding)
+    if all(prediction.record.code == choice.code for prediction in made):  # else a start or a burst took more
+        found = sum(prediction.stored_bytes for prediction in made)
+        state.coding.learn(found / (elements * expected_bytes(choice, REFINED_BYTES)))
+    return made
 
 
 def _only_weights(targets: Sequence[Target], groups: Sequence[RuledGroup]) -> Iterator[Target]:
@@ -253,13 +298,17 @@ def _has(rec: Buffers, buffers: Buffers, partition: int) -> bool:
 
 
 def _exact_layers(partitions: Sequence[Partition], buffers: Buffers, rec: Buffers, commit: str, codec: str) -> Layers:
-    def encode(partition: Partition) -> EncodedLayer | FullLayer | None:
-        current = buffers[partition.id]
-        if not _has(rec, buffers, partition.id):
-            return FullLayer(partition, current, _full_codec(partition, codec), commit)
-        return choose_layer(partition, current, rec[partition.id], commit)
+    found = run_all(lambda partition: _exact_layer(partition, buffers, rec, commit, codec), partitions)
+    return [layer for layer in found if layer is not None]
 
-    return [layer for layer in run_all(encode, partitions) if layer is not None]
+
+def _exact_layer(
+    partition: Partition, buffers: Buffers, rec: Buffers, commit: str, codec: str
+) -> EncodedLayer | FullLayer | None:
+    current = buffers[partition.id]
+    if not _has(rec, buffers, partition.id):
+        return FullLayer(partition, current, _full_codec(partition, codec), commit)
+    return choose_layer(partition, current, rec[partition.id], commit)
 
 
 def _full_codec(partition: Partition, codec: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from deltastore.buffers import Buffers, StagedState
 from deltastore.deltas import EncodedLayers, Layers, Predictions, encode_base, encode_bounded, encode_exact
 from deltastore.history.lineage import Segments
@@ -112,6 +114,8 @@ class CommitOrder:
     """None: every bit."""
     rules: Mapping[Path, Rule] = field(default_factory=dict)
     """What the optimizers did since the commit before."""
+    gradients: Mapping[Path, np.ndarray] = field(default_factory=dict)
+    """What they did it with, by where they have the buffers of each parameter; only of exact commits."""
 
 
 def encode_commit(
@@ -171,7 +175,16 @@ def encode_commit(
 def _encode_delta(chain: ChainState, staged: StagedState, order: CommitOrder, codec: str) -> EncodedLayers:
     rec = chain.rec or {}
     if order.policy is None or order.policy.exact:
-        return encode_exact(staged.layout, staged.buffers, rec, order.id, codec)
+        return encode_exact(
+            staged.layout,
+            staged.buffers,
+            rec,
+            order.id,
+            codec,
+            groups=chain.filter.known_groups(staged.layout) if order.gradients else (),
+            rules=order.rules,
+            gradients=order.gradients,
+        )
     return encode_bounded(
         staged.layout,
         staged.buffers,

@@ -21,11 +21,10 @@ from deltastore.history.chain import Chain
 from deltastore.history.lineage import segments_of
 from deltastore.history.packs import Packs
 from deltastore.history.session import Session
-from deltastore.layers.rules import Rule
 from deltastore.layout import Layout
 from deltastore.ondisk.names import new_commit_id
 from deltastore.policy import Policy
-from deltastore.types import Json, Path
+from deltastore.types import Json
 from deltastore.writer import Job, Writer, Written
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Recording:
         try:
             self._writer.reserve(token)
             staged = self._stager.take(flat, hints, replan=self._writer.base_due)
-            return self._submit(step, staged, policy, hints.rules, tag, described, token)
+            return self._submit(step, staged, policy, hints, tag, described, token)
         finally:
             self._writer.cancel(token)
 
@@ -136,13 +135,21 @@ class Recording:
         step: int,
         staged: StagedState,
         policy: Policy | None,
-        rules: Mapping[Path, Rule],
+        hints: Hints,
         tag: str | None,
         described: dict[str, Json],
         token: object,
     ) -> Handle:
         is_base = tag is not None or self._kept(step)
-        order = CommitOrder(new_commit_id(), step, base=is_base, metrics=described, policy=policy, rules=rules)
+        order = CommitOrder(
+            new_commit_id(),
+            step,
+            base=is_base,
+            metrics=described,
+            policy=policy,
+            rules=hints.rules,
+            gradients=hints.gradients,
+        )
         handle = Handle(step, order.id, (self._tier.name,))
         if tag is not None:
             self._tags[order.id] = tag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,8 +16,48 @@ from deltastore.history.packs import Packs
 from deltastore.layers.blocks import Blocks
 from deltastore.layers.codes import CODES, FACTORS, LANE_BYTES, SCALES
 from deltastore.layers.encoded import array_path
+from deltastore.layers.replay import replay_spans
 from deltastore.layers.rules import padded
 from deltastore.ondisk.predictions import SGD, PredictionRecord
+
+
+class Prediction(Protocol):
+    """What a commit predicts of the elements that were read."""
+
+    def apply(self, begin: int, end: int, arrays: Sequence[np.ndarray]) -> None:
+        """Bring runs of the partitions from one commit to the next, in place.
+
+        Parameters
+        ----------
+        begin, end : int
+            Which elements, counted from the first that was read; whole blocks.
+        arrays : sequence of ndarray of float32
+            These elements of each partition of the group.
+        """
+
+
+class Replayed:
+    """The gradients of the elements from `first` on of one group of partitions."""
+
+    def __init__(self, prediction: PredictionRecord, blocks: Blocks, first: int, gradient: np.ndarray) -> None:
+        self._prediction = prediction
+        self._spans = blocks.spans_of(prediction.ranges)
+        self._first = first
+        self._gradient = gradient
+        self._constants = padded(prediction.constants)
+
+    def apply(self, begin: int, end: int, arrays: Sequence[np.ndarray]) -> None:
+        """Do the optimizer's step."""
+        gradient = self._gradient[begin:end]
+        replay_spans(
+            self._prediction.kind,
+            arrays,
+            gradient,
+            self._spans,
+            self._constants,
+            self._first + begin,
+            self._first + end,
+        )
 
 
 class Predicted:
@@ -34,6 +74,7 @@ class Predicted:
         where: str,
     ) -> None:
         self._prediction = prediction
+        self._code = CODES[prediction.code or ""]
         self._blocks = blocks
         self._first = first
         self._lowest = blocks.covering(first, last)[0]
@@ -47,16 +88,8 @@ class Predicted:
         self.refinement: Refinement | None = None
 
     def apply(self, begin: int, end: int, arrays: Sequence[np.ndarray]) -> None:
-        """Bring runs of the partitions from one commit to the next, in place.
-
-        Parameters
-        ----------
-        begin, end : int
-            Which elements, counted from the first that was read; whole blocks.
-        arrays : sequence of ndarray of float32
-            These elements of each partition of the group.
-        """
-        code = CODES[self._prediction.code]
+        """Do the optimizer's steps with the codes in place of gradients."""
+        code = self._code
         begin, end = self._first + begin, self._first + end
         group = begin // code.group
         read_from = self._first // code.group
@@ -114,7 +147,7 @@ class Refinement:
 
 def fetch_prediction(
     packs: Packs, link: Link, prediction: PredictionRecord, blocks: Blocks, length: int, first: int, last: int
-) -> Predicted:
+) -> Prediction:
     """Read what a prediction has for the elements first..last.
 
     Parameters
@@ -127,6 +160,11 @@ def fetch_prediction(
     Corruption
         An array is missing, damaged, or not as long as the partition asks for.
     """
+    if prediction.code is None:
+        path = array_path(link.record.id, prediction.carrier, "gradient")
+        gradient = np.empty(last - first, np.float32)
+        read_arrays(packs, link, [Wanted(path, checked_array(link, path, "float32", length), first, gradient)])
+        return Replayed(prediction, blocks, first, gradient)
     code = CODES[prediction.code]
     low, high = blocks.covering(first, last)
     packed = np.empty((-(-last // code.group) - first // code.group) * LANE_BYTES, np.uint8)

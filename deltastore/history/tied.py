@@ -11,7 +11,7 @@ from deltastore.errors import Corruption
 from deltastore.history.chain import Chain, Link
 from deltastore.history.corrections import fetch_layer
 from deltastore.history.packs import Packs
-from deltastore.history.predicted import Predicted, fetch_prediction
+from deltastore.history.predicted import Prediction, fetch_prediction
 from deltastore.layers.blocks import Blocks, blocks_of
 from deltastore.layers.encoded import array_path
 from deltastore.layout import Partition
@@ -23,7 +23,7 @@ RUN_ELEMENTS = 65_536
 HELD_BYTES = 64 << 20
 """Codes of so many bytes are in memory at once, beside the partitions."""
 
-_NAMES = ("codes", "gaps", "values", "xor", "signs")
+_NAMES = ("gradient", "codes", "gaps", "values", "xor", "signs")
 """The arrays that take memory."""
 
 Arrays = dict[int, np.ndarray]
@@ -145,7 +145,7 @@ def _steps(
             yield _assigning(member.id, out) if layer.kind == FULL and not is_first else _correcting(member.id, correct)
 
 
-def _predicting(predicted: Predicted, partitions: Sequence[int]) -> Step:
+def _predicting(predicted: Prediction, partitions: Sequence[int]) -> Step:
     def step(begin: int, end: int, arrays: Arrays) -> None:
         predicted.apply(begin, end, [arrays[number][begin:end] for number in partitions])
 

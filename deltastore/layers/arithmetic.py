@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deltastore.layers.codes import FACTORS
-from deltastore.ondisk.predictions import EACH, SGD, SHARED
+from deltastore.ondisk.predictions import EACH, REPLAY_SGD, SGD, SHARED
 
 LANES = 16
 """Sums of a block are made in so many lanes."""
@@ -93,6 +93,46 @@ def _sgd(w: np.ndarray, m: np.ndarray, coded: np.ndarray, shared: np.ndarray, ea
     for keep, rate in each:
         m[:] = momentum * m + g
         w[:] = w * keep - rate * (of_code * g + of_momentum * m)
+
+
+def _fused(a: np.ndarray | np.float32, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Return a * b + c, computed in binary64 and rounded to binary32."""
+    wide: np.ndarray = np.asarray(a, np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    return wide.astype(np.float32)
+
+
+def replay(kind: str, arrays: Sequence[np.ndarray], gradient: np.ndarray, constants: np.ndarray) -> None:
+    """Do one optimizer step with its gradient, in place.
+
+    Parameters
+    ----------
+    arrays : sequence of ndarray of float32
+        Each partition of the group, in the order of the record.
+    constants : ndarray of float32
+        The set of these elements.
+    """
+    with np.errstate(all="ignore"):
+        if kind == REPLAY_SGD:
+            _replay_sgd(arrays[0], arrays[1], gradient, constants)
+        else:
+            _replay_adam(arrays[0], arrays[1], arrays[2], gradient, constants)
+    for values in arrays:
+        values[np.isnan(values)] = NAN
+
+
+def _replay_adam(w: np.ndarray, m: np.ndarray, v: np.ndarray, gradient: np.ndarray, constants: np.ndarray) -> None:
+    rest1, beta2, rest2, eps, sign, decay, keep, rate, root = constants
+    g = _fused(decay, w, sign * gradient)
+    m[:] = _fused(rest1, g - m, m)
+    v[:] = _fused(rest2 * g, g, beta2 * v)
+    w[:] = w * keep + (-rate * m) / (np.sqrt(v) / root + eps)
+
+
+def _replay_sgd(w: np.ndarray, m: np.ndarray, gradient: np.ndarray, constants: np.ndarray) -> None:
+    momentum, share, sign, decay, nesterov, rate = constants
+    g = _fused(decay, w, sign * gradient)
+    m[:] = _fused(share, g, momentum * m)
+    w[:] = _fused(-rate, _fused(momentum, m, g) if nesterov else m, w)
 
 
 def refine_block(v: np.ndarray, signs: np.ndarray, factor: int) -> None:

@@ -61,6 +61,14 @@ class Blocks:
             sets[np.searchsorted(firsts, first) : np.searchsorted(firsts, last)] = number
         return sets
 
+    def spans_of(self, ranges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Return the elements of each tensor that begins in a range, with the range's set."""
+        lasts = np.append(self.heads[1:], len(self)) - 1
+        rows = zip(
+            self.starts[self.heads].tolist(), self.ends[lasts].tolist(), self.sets_of(ranges).tolist(), strict=True
+        )
+        return [(first, last, number) for first, last, number in rows if number >= 0]
+
     def refined(self, period: int, phase: int) -> np.ndarray:
         """Return the numbers of the blocks whose turn it is to be refined."""
         return np.arange(phase, len(self), period)

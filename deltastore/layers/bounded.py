@@ -72,9 +72,13 @@ class FilterState:
         """Return what is predicted."""
         if policy.prediction == HOLD or not rules:
             return []
+        return apply_rules(self.known_groups(layout), rules, layout, policy)
+
+    def known_groups(self, layout: Layout) -> list[Group]:
+        """Return what could be predicted, worked out once for a layout."""
         if self._groups is None or self._groups[0] is not layout:
             self._groups = layout, find_groups(layout)
-        return apply_rules(self._groups[1], rules, layout, policy)
+        return self._groups[1]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,11 @@ class CodingState:
     refresh: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Partitions of a group -> commits for which it gets the finest codes."""
     scale: float = 1.0
-    """Bytes of the codes of the commit before, over what was expected."""
+    """Bytes of the codes of commits before, over what was expected."""
+
+    def learn(self, scale: float) -> None:
+        """Remember what the codes of a commit took, over what :func:`expected_bytes` says."""
+        self.scale = min(max((self.scale + scale) / 2, 0.5), 2.0)
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,12 @@ def choose(elements: int, room: float, refined: float) -> Choice | None:
         low, high = (middle, high) if ternary_bytes(middle) > each else (low, middle)
     # Between these a bit for each sign buys more than a ternary code with many zeros.
     return Choice(BIT) if BYTES[BIT] <= each < ternary_bytes(BIT_BORDER) else Choice(TERNARY, high)
+
+
+def expected_bytes(choice: Choice, refined: float) -> float:
+    """Return what an element takes."""
+    code = BYTES[choice.code] if choice.code in BYTES else ternary_bytes(choice.border)
+    return code + SCALE_BYTES + refined
 
 
 BIT_BORDER = 1.35

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deltastore.layers.blocks import Blocks, blocks_of
@@ -34,6 +34,10 @@ class Group:
     slots: tuple[Slot, ...]
 
 
+Sets = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int, int], ...]]
+"""Sets of constants, and the ranges of elements for which each holds."""
+
+
 @dataclass(frozen=True)
 class RuledGroup:
     """A group with the rules of one commit.
@@ -58,8 +62,15 @@ class RuledGroup:
         pairs = zip(self.group.slots, self.rules, strict=True)
         return {tensor for slot, rule in pairs if rule is not None for tensor in slot.tensors}
 
-    def sets(self, unit: float) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int, int], ...]]:
-        """Return the sets of constants, and the ranges of elements for which each holds."""
+    def sets(self, unit: float) -> Sets:
+        """Return the constants of a prediction by codes."""
+        return self._sets(lambda rule: rule.constants(unit))
+
+    def replay_sets(self) -> Sets:
+        """Return the constants of a replay."""
+        return self._sets(lambda rule: rule.replayed())
+
+    def _sets(self, constants: Callable[[Rule], tuple[int, ...]]) -> Sets:
         numbers: dict[tuple[int, ...], int] = {}
         ranges: list[tuple[int, int, int]] = []
         blocks = self.group.blocks
@@ -67,7 +78,7 @@ class RuledGroup:
         for index, rule in enumerate(self.rules):
             if rule is None:
                 continue
-            number = numbers.setdefault(rule.constants(unit), len(numbers))
+            number = numbers.setdefault(constants(rule), len(numbers))
             first, last = edges[index], edges[index + 1]
             if ranges and ranges[-1][1:] == (first, number):
                 first = ranges.pop()[0]
@@ -110,6 +121,22 @@ def _group(layout: Layout, kind: str, partitions: Sequence[int]) -> Group | None
         owner = layout.tensors[tensors[1]].path[:-1]
         slots.append(Slot(tensors, owner, layout.tensors[tensors[0]].elements))
     return Group(kind, tuple(partitions), blocks, tuple(slots))
+
+
+def replayable(
+    groups: Sequence[Group], rules: Mapping[Path, Rule], gradients: Mapping[Path, object]
+) -> list[RuledGroup]:
+    """Return the groups of which something can be replayed: one step, with its gradient."""
+    found = []
+    for group in groups:
+        chosen = []
+        for slot in group.slots:
+            rule = rules.get(slot.owner)
+            known = rule is not None and rule.kind == group.kind and len(rule.steps) == 1 and slot.owner in gradients
+            chosen.append(rule if known else None)
+        if any(rule is not None for rule in chosen):
+            found.append(RuledGroup(group, tuple(chosen)))
+    return found
 
 
 def apply_rules(

@@ -31,6 +31,10 @@ class AdamRule:
     beta2: float
     eps: float
     steps: tuple[AdamStep, ...]
+    l2: float = 0.0
+    """Weight decay that is added to the gradient."""
+    sign: float = 1.0
+    """-1: the gradient is followed uphill."""
 
     kind = ADAM
 
@@ -59,6 +63,13 @@ class AdamRule:
         )
         return _bits([*shared, *(value for values in each for value in values)])
 
+    def replayed(self) -> tuple[int, ...]:
+        """Return the constants with which a gradient is replayed; of one step."""
+        (step,) = self.steps
+        shared = (1 - self.beta1, self.beta2, 1 - self.beta2, self.eps, self.sign, self.l2)
+        each = (step.keep, step.rate / (1 - self.beta1**step.count), math.sqrt(1 - self.beta2**step.count))
+        return _bits([*shared, *each])
+
 
 @dataclass(frozen=True, slots=True)
 class SgdRule:
@@ -67,8 +78,16 @@ class SgdRule:
     momentum: float
     nesterov: bool
     steps: tuple[tuple[float, float], ...]
+    dampening: float = 0.0
+    l2: float = 0.0
+    sign: float = 1.0
 
     kind = SGD
+
+    def replayed(self) -> tuple[int, ...]:
+        """Return the constants with which a gradient is replayed; of one step."""
+        ((rate, _keep),) = self.steps
+        return _bits([self.momentum, 1 - self.dampening, self.sign, self.l2, float(self.nesterov), rate])
 
     def constants(self, unit: float) -> tuple[int, ...]:
         """Return the constants as bits of binary32."""

@@ -14,22 +14,37 @@ from deltastore.types import Json
 HOLD: Final = "hold"
 ADAM: Final = "adam"
 SGD: Final = "sgd"
+REPLAY_ADAM: Final = "replay-adam"
+REPLAY_SGD: Final = "replay-sgd"
 
-PREDICT: Final = {ADAM: "predict-adam", SGD: "predict-sgd"}
+PREDICT: Final = {
+    ADAM: "predict-adam",
+    SGD: "predict-sgd",
+    REPLAY_ADAM: "replay-adam",
+    REPLAY_SGD: "replay-sgd",
+}
 """The feature that a reader needs for each."""
+REPLAYS: Final = {ADAM: REPLAY_ADAM, SGD: REPLAY_SGD}
+"""The kinds that take the gradient itself instead of codes."""
 CODES_FEATURE: Final = "codes"
 CODE_NAMES: Final = frozenset({"bit", "ternary", "pair"})
 
-MEMBERS: Final = {ADAM: ("param", "exp_avg", "exp_avg_sq"), SGD: ("param", "momentum_buffer")}
+MEMBERS: Final = {
+    ADAM: ("param", "exp_avg", "exp_avg_sq"),
+    SGD: ("param", "momentum_buffer"),
+    REPLAY_ADAM: ("param", "exp_avg", "exp_avg_sq"),
+    REPLAY_SGD: ("param", "momentum_buffer"),
+}
 """The roles of the partitions that are predicted together, in the order of the record."""
-SHARED: Final = {ADAM: 8, SGD: 4}
+SHARED: Final = {ADAM: 8, SGD: 4, REPLAY_ADAM: 6, REPLAY_SGD: 5}
 """Constants that all steps of a set have in common."""
-EACH: Final = {ADAM: 3, SGD: 2}
+EACH: Final = {ADAM: 3, SGD: 2, REPLAY_ADAM: 3, REPLAY_SGD: 1}
 """Constants of each optimizer step."""
 MAX_STEPS: Final = 64
-"""Optimizer steps of one commit."""
+"""Optimizer steps of one commit; one where it is replayed."""
 _ARRAYS = frozenset({"codes", "scales"})
 _REFINED = frozenset({"signs", "factors"})
+_REPLAYED = frozenset({"gradient"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +53,11 @@ class PredictionRecord:
 
     Attributes
     ----------
-    kind : {"adam", "sgd"}
+    kind : {"adam", "sgd", "replay-adam", "replay-sgd"}
     partitions : tuple of int
         Weights, then the optimizer's buffers, as :data:`MEMBERS` names them; all of one length.
-    code : {"bit", "ternary", "pair"}
+    code : {"bit", "ternary", "pair"} or None
+        None where the gradient is stored.
     arrays : dict of str to str
         Names of its arrays and the digests of their content; they stand under the second partition.
     constants : tuple of tuple of int
@@ -55,11 +71,16 @@ class PredictionRecord:
 
     kind: str
     partitions: tuple[int, ...]
-    code: str
+    code: str | None
     arrays: dict[str, str]
     constants: tuple[tuple[int, ...], ...]
     ranges: tuple[tuple[int, int, int], ...]
     refine: tuple[int, int] | None = None
+
+    @property
+    def features(self) -> set[str]:
+        """What a reader must know."""
+        return {PREDICT[self.kind]} | ({CODES_FEATURE} if self.code is not None else set())
 
     @property
     def carrier(self) -> int:
@@ -103,13 +124,16 @@ def parse_predictions(values: list[Json], where: str) -> tuple[PredictionRecord,
 
 def _parse(fields: Fields) -> PredictionRecord:
     kind = fields.choice("kind", tuple(MEMBERS))
+    is_coded = kind in REPLAYS
     partitions = fields.items("partitions")
     if len(partitions) != len(MEMBERS[kind]) or not all(_is_number(n, MAX_PARTITION_ID) for n in partitions):
         raise fields.fault("partitions", f"the numbers of {len(MEMBERS[kind])} partitions")
     refine = _parse_refine(fields, kind) if fields.has("refine") else None
     arrays = fields.mapping("arrays")
-    if arrays.keys() != (_ARRAYS | _REFINED if refine else _ARRAYS):
-        raise fields.fault("arrays", "the arrays codes and scales, with signs and factors where it refines")
+    if arrays.keys() != ((_ARRAYS | _REFINED if refine else _ARRAYS) if is_coded else _REPLAYED):
+        raise fields.fault(
+            "arrays", "the arrays codes and scales, with signs and factors where it refines; or gradient"
+        )
     constants = tuple(_parse_constants(fields, kind, values) for values in fields.items("constants"))
     ranges = fields.items("ranges")
     if not all(
@@ -124,7 +148,7 @@ def _parse(fields: Fields) -> PredictionRecord:
     return PredictionRecord(
         kind=kind,
         partitions=tuple(partitions),
-        code=fields.choice("code", tuple(sorted(CODE_NAMES))),
+        code=fields.choice("code", tuple(sorted(CODE_NAMES))) if is_coded else None,
         arrays=arrays,
         constants=constants,
         ranges=tuple((first, last, number) for first, last, number in ranges),
@@ -143,7 +167,7 @@ def _parse_refine(fields: Fields, kind: str) -> tuple[int, int]:
 def _parse_constants(fields: Fields, kind: str, values: Json) -> tuple[int, ...]:
     if isinstance(values, list) and all(_is_number(value, (1 << 32) - 1) for value in values):
         steps, rest = divmod(len(values) - SHARED[kind], EACH[kind])
-        if not rest and 1 <= steps <= MAX_STEPS:
+        if not rest and 1 <= steps <= (MAX_STEPS if kind in REPLAYS else 1):
             return tuple(values)
     raise fields.fault("constants", f"{SHARED[kind]} numbers of 32 bits and {EACH[kind]} for each step")
 

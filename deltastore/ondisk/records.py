@@ -106,7 +106,7 @@ class CommitRecord:
         predicted = self.predicted
         features |= {HOLD for layer in self.layers if layer.kind != FULL and layer.partition not in predicted}
         for prediction in self.predictions:
-            features |= {PREDICT[prediction.kind], CODES_FEATURE}
+            features |= prediction.features
         return sorted(features)
 
     @property

@@ -146,6 +146,63 @@ def test_the_prediction_is_nearer_than_holding(tmp_path: Any, name: str) -> None
     assert missing["auto"] < 0.4 * missing["hold"]
 
 
+def exact(store: Store, training: Training) -> Checkpointer:
+    return Checkpointer(store, model=training.model, optimizer=training.optimizer)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_exact_commits_by_replay(store: Store, name: str) -> None:
+    training = Training(OPTIMIZERS[name])
+    with exact(store, training) as ckpt:
+        run(training, ckpt, range(7))
+        store.flush()
+        kinds = {kind for step in range(2, 7) for kind in (p.kind for p in predictions(store, step))}
+        assert kinds == {"replay-sgd" if "sgd" in name else "replay-adam"}
+        for step in range(7):
+            state = store.at(step)
+            assert state.commit.exact
+            training.check(state)
+        base, *deltas = store.commits()
+        share = 0.45 if "sgd" in name else 0.35  # of a small state records and container are a part
+        assert all(commit.kind == "delta" and commit.bytes < share * base.bytes for commit in deltas)
+    assert store.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("spoil", ["accumulate in place", "several steps", "clip after", "edit", "skipped"])
+def test_gradients_that_are_not_what_the_optimizer_saw_cost_bytes_not_bits(store: Store, spoil: str) -> None:
+    training = Training(OPTIMIZERS["adamw"])
+    with exact(store, training) as ckpt:
+        run(training, ckpt, range(2))
+        for step in range(2, 6):
+            tokens = torch.randint(0, 150, (16,))
+            loss: Any = nn.functional.cross_entropy(training.model(tokens), tokens.roll(1))
+            loss.backward()
+            if spoil != "skipped":
+                training.optimizer.step()
+            if spoil == "several steps":
+                training.optimizer.step()
+            if spoil == "clip after":
+                nn.utils.clip_grad_norm_(training.model.parameters(), 0.01)
+            if spoil == "edit":
+                with torch.no_grad():
+                    training.model.first.weight.mul_(0.99)
+                    next(iter(training.optimizer.state.values()))["exp_avg"].zero_()
+            training.optimizer.zero_grad(set_to_none=spoil != "accumulate in place")
+            training.commit(ckpt, step)
+        store.flush()
+        for step in range(6):
+            training.check(store.at(step))
+
+
+def test_holding_may_be_asked_for(store: Store) -> None:
+    training = Training(OPTIMIZERS["adamw"])
+    policy = Policy(budget=None, prediction="hold")
+    with Checkpointer(store, policy=policy, model=training.model, optimizer=training.optimizer) as ckpt:
+        run(training, ckpt, range(3))
+        store.flush()
+        assert not predictions(store, 2)
+
+
 def test_slices_and_whole_states_have_equal_bits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(OPTIMIZERS["adamw"])
     with checkpointer(store, training) as ckpt:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from deltastore.errors import Corruption
-from deltastore.layers import arithmetic, coding_kernels, prediction_kernels
+from deltastore.layers import arithmetic, coding_kernels, prediction_kernels, replay_kernels
 from deltastore.layers.blocks import BLOCK_ELEMENTS, MIN_ROW, blocks_of
 from deltastore.layers.codes import CODES, FACTORS, LANE_BYTES, SCALES, pack, unpack
 from deltastore.layers.rules import AdamRule, AdamStep, Rule, SgdRule, as_floats, padded
 from deltastore.layout import BACKWARD, Layout, Partition, Piece, TensorEntry
-from deltastore.ondisk.predictions import ADAM, MEMBERS, SGD
+from deltastore.ondisk.predictions import ADAM, MEMBERS, REPLAYS, SGD
 
 SPEC = Path(__file__).parents[2] / "spec" / "09-layers.md"
 SPECIALS = np.array([0, 1 << 31, 1, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0001, 0xFFC0_0000, 0x7F7F_FFFF], np.uint32)
@@ -99,6 +99,24 @@ def test_refinement_equals_the_arithmetic_of_the_spec(seed: int, length: int, si
     for start, end, factor in zip(starts, ends, factors, strict=True):
         arithmetic.refine_block(slow[start:end], signs[start:end], int(factor))
     assert same_bits(fast, slow)
+
+
+@given(data=st.data(), seed=st.integers(0, 1000), length=st.integers(1, 9000))
+def test_replays_equal_the_arithmetic_of_the_spec(data: st.DataObject, seed: int, length: int) -> None:
+    sign, decay = data.draw(st.sampled_from([1.0, -1.0])), data.draw(st.sampled_from([0.0, 0.01]))
+    rule: Rule = (
+        AdamRule(0.9, 0.999, 1e-8, (AdamStep(1e-3, 0.9999, 7),), decay, sign)
+        if data.draw(st.booleans())
+        else SgdRule(0.9, data.draw(st.booleans()), ((0.1, 1.0),), 0.1, decay, sign)
+    )
+    constants = as_floats(rule.replayed())
+    fast = group_of(rule.kind, length, seed, specials=data.draw(st.booleans()))
+    slow = [array.copy() for array in fast]
+    gradient = group_of(SGD, length, seed + 1, specials=data.draw(st.booleans()))[0]
+    run = replay_kernels.replay_adam if rule.kind == ADAM else replay_kernels.replay_sgd
+    run(*fast, gradient, constants)
+    arithmetic.replay(REPLAYS[rule.kind], slow, gradient, constants)
+    assert all(same_bits(one, other) for one, other in zip(fast, slow, strict=True))
 
 
 def test_a_block_without_a_rule_stays_as_it_is() -> None:
