@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -65,10 +64,7 @@ def export(
 
 def require_format(path: str, name: str) -> None:
     """Raise InvalidInput unless there is a format of this name, or for "auto" one of the file's extension."""
-    known = ", ".join(f"{entry.name!r} ({' '.join(entry.suffixes)})" for entry in formats.FORMATS)
-    if name == "auto":
-        suffix = os.path.splitext(path)[1].lower()
-        if not any(suffix in entry.suffixes for entry in formats.FORMATS):
-            raise InvalidInput(f"{path}: the extension names no format; known are {known}; give one with --format")
-    elif all(entry.name != name for entry in formats.FORMATS):
-        raise InvalidInput(f"--format {name}: there is no such format; known are {known}")
+    try:
+        formats.target_format(path, name)
+    except InvalidInput as error:
+        raise InvalidInput(error.message.replace("give one as format=", "give one with --format")) from None

@@ -296,7 +296,7 @@ def test_another_zip_is_no_torch_file(tmp_path: Path) -> None:
     with open(tmp_path / "arrays.pt", "wb") as file:
         np.savez(file, a=np.ones(3))
     with pytest.raises(Corruption, match=r"without the entry data\.pkl"):
-        formats.load(tmp_path / "arrays.pt")
+        formats.load(tmp_path / "arrays.pt", format="torch")
 
 
 def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
