@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from deltastore.deferred import Deferred
 from deltastore.dtypes import storage_dtype
 from deltastore.errors import InvalidInput
 from deltastore.reader import LazyTensor, stream_tensors
@@ -17,41 +18,40 @@ from deltastore.tree import Encoded, TensorLeaf
 K = TypeVar("K")
 
 
-class FileTensor:
+class FileTensor(Deferred):
     """A tensor of a file that is read when it is indexed; ``lazy[...]`` is all of it, ``lazy[2:4]`` some rows.
 
     Parameters
     ----------
     dtype : str
         Logical dtype.
-    read : callable
+    stored : callable
         Gives the stored elements of ``...`` or of a slice of rows, as a numpy array. Their dtype is the storage dtype,
-        or one of another size with a last axis that makes up for it.
+        or one of half the size with a last axis of two.
     identity : hashable
         Equal for two tensors that the file holds once.
     """
 
     def __init__(
-        self, dtype: str, shape: tuple[int, ...], read: Callable[[Any], np.ndarray], identity: Hashable
+        self, dtype: str, shape: tuple[int, ...], stored: Callable[[Any], np.ndarray], identity: Hashable
     ) -> None:
-        self.logical = dtype
-        self.shape = shape
-        self.identity = identity if 0 not in shape else None
-        self._read = read
+        super().__init__(dtype, shape, identity)
+        self._stored = stored
 
     @property
     def dtype(self) -> torch.dtype:
         """The torch dtype, without reading anything."""
         return TORCH.torch_dtype(self.logical)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * storage_dtype(self.logical).itemsize
-
     def viewed(self, dtype: str, shape: tuple[int, ...]) -> FileTensor:
         """Return the same bytes as a tensor of another dtype and shape."""
-        return FileTensor(dtype, shape, self._read, self.identity)
+        return FileTensor(dtype, shape, self._stored, self.identity)
+
+    def read(self, index: Any) -> np.ndarray:
+        """Return the elements of ``...``, or of a slice of rows, in the storage dtype."""
+        array = np.asarray(self._stored(index), order="C")
+        shape = array.shape[: len(self.shape)]
+        return array.reshape(-1).view(storage_dtype(self.logical)).reshape(shape)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -61,31 +61,30 @@ class FileTensor:
     def __getitem__(self, index: Any) -> torch.Tensor:
         if not (index is Ellipsis or (isinstance(index, slice) and index.step in (None, 1) and self.shape)):
             return self[...][index]
-        array = np.asarray(self._read(index), order="C")
-        shape = array.shape[: len(self.shape)]
-        return TORCH.wrap(array.reshape(-1).view(storage_dtype(self.logical)), self.logical, shape)
+        array = self.read(index)
+        return TORCH.wrap(array.reshape(-1), self.logical, array.shape)
 
     def __repr__(self) -> str:
         return f"FileTensor(shape={self.shape}, dtype={self.logical})"
 
 
-class CastTensor:
+class CastTensor(Deferred):
     """A floating-point tensor that is rounded to another dtype when it is read."""
 
     def __init__(self, inner: Leaf, dtype: torch.dtype) -> None:
+        known = identity(inner)
+        name = str(dtype).removeprefix("torch.")
+        super().__init__(name, tuple(inner.shape), None if known is None else (known, dtype))
         self.inner = inner
         self.dtype = dtype
-        self.shape: tuple[int, ...] = tuple(inner.shape)
-        known = identity(inner)
-        self.identity = None if known is None else (known, dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+    def read(self, index: Any) -> np.ndarray:
+        """Return the elements of ``...``, or of a slice of rows, in the storage dtype."""
+        tensor = self[index]
+        return TORCH.as_array(tensor).reshape(tuple(tensor.shape))
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.inner[index].to(self.dtype)
+        return whole(self.inner[index]).to(self.dtype)
 
 
 Leaf: TypeAlias = "torch.Tensor | LazyTensor | FileTensor | CastTensor"
@@ -93,11 +92,11 @@ _LAZY = (LazyTensor, FileTensor, CastTensor)
 
 
 class LeafBridge(TorchBridge):
-    """torch's objects and lazy tensors, for :func:`deltastore.tree.flatten`."""
+    """torch's objects, deferred tensors and those of a store, for :func:`deltastore.tree.flatten`."""
 
     def encode(self, value: Any) -> Encoded | None:
         """Return what to store for an object of torch or a lazy tensor, None for anything else."""
-        return TensorLeaf(value) if isinstance(value, _LAZY) else super().encode(value)
+        return TensorLeaf(value) if isinstance(value, LazyTensor) else super().encode(value)
 
 
 def identity(leaf: Any) -> Hashable | None:

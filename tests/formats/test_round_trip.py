@@ -120,3 +120,17 @@ def test_names_that_lead_elsewhere_are_names(tmp_path: Path, name: str) -> None:
     assert_same(formats.load(path), {"deep": {"er": state}, **state})
     assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@every_format
+def test_a_lazy_state_is_committed_piece_by_piece(tmp_path: Path, name: str) -> None:
+    state, path = training_state(), tmp_path / f"state.{TENSOR_FORMATS[name]}"
+    state["model"] |= {dtype: tensor(dtype, 50, 31) for dtype in DTYPES}
+    formats.save(state, path)
+    with deltastore.open(tmp_path / "store") as store:
+        store.commit(0, formats.load(path, lazy=True)).wait()
+        store.commit(1, formats.load(path, lazy=True)).wait()
+        assert store.commits()[1].kind == "delta"
+        loaded = store.at(1).to_state_dict()
+    assert_same(loaded, state)
+    assert loaded["model"]["tied.weight"] is loaded["model"]["0.weight"]
