@@ -118,11 +118,13 @@ def write(plan: Plan, contents: Contents, path: str, options: Options) -> int:
             # All of them first: their order is that of the state, and not the one in which they are read.
             for item in plan.items:
                 dtype = NATIVE.get(item.stored, storage_dtype(item.stored))
-                dataset = file.create_dataset(item.name, item.stored_shape, dtype, track_order=True)
+                group, name = _group_of(file, item.name)
+                dataset = group.create_dataset(name, item.stored_shape, dtype, track_order=True)
                 if item.stored != item.dtype:
                     dataset.attrs[MARK] = item.dtype
             for name, owner in plan.aliases.items():
-                file[name] = file[owner]
+                group, last = _group_of(file, name)
+                group[last] = file[owner]
             if plan.record is not None:
                 file.create_dataset(_RECORD, data=np.frombuffer(plan.record.encode(), np.uint8))
             for item, array in plan.arrays(contents):
@@ -131,6 +133,15 @@ def write(plan: Plan, contents: Contents, path: str, options: Options) -> int:
                 done += item.nbytes
                 options.progress(done, plan.nbytes)
         return target.seek(0, os.SEEK_END)
+
+
+def _group_of(file: h5py.File, name: str) -> tuple[h5py.Group, str]:
+    """Return the group of a dataset, made to remember the order of its members, and the name in it."""
+    *groups, last = name.split("/")
+    group = file
+    for part in groups:
+        group = group[part] if part in group else group.create_group(part, track_order=True)
+    return group, last
 
 
 def _damaged(path: str, error: BaseException) -> DeltaStoreError:

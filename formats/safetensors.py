@@ -1,11 +1,11 @@
 """safetensors, both ways: one file, or several with ``model.safetensors.index.json``.
 
-Written tensor by tensor, at the place that the header gives each; read by mapping the file.
+Written tensor by tensor, at the place that the header gives each; read from there, only what is asked for.
 """
 
 from __future__ import annotations
 
-import mmap
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
@@ -13,12 +13,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from deltastore.dtypes import storage_dtype
-from deltastore.errors import Backend, InvalidInput, NotFound
+from deltastore.errors import InvalidInput
 from deltastore.formats.atomic_file import atomic_file, write_at
 from deltastore.formats.atomic_folder import atomic_folder, tree_bytes
 from deltastore.formats.contents import Contents
 from deltastore.formats.leaves import FileTensor
 from deltastore.formats.names import flat_names
+from deltastore.formats.open_file import OpenFile
 from deltastore.formats.plan import Ability, Item, Plan
 from deltastore.formats.record import KEY, Found
 from deltastore.formats.registry import Options, Progress
@@ -35,10 +36,10 @@ def find(path: str) -> Found:
     index_path = find_index(path, STEM, SUFFIX)
     if index_path is None:
         single = os.path.join(path, f"{STEM}{SUFFIX}") if os.path.isdir(path) else path
-        tensors, metadata = _map(single)
+        tensors, metadata = _open(single)
         return Found(path, _with_aliases(tensors, metadata), metadata.get(KEY))
     index = read_index(index_path)
-    by_file = {file: _map(place)[0] for file, place in index.files.items()}
+    by_file = {file: _open(place)[0] for file, place in index.files.items()}
     found = {}
     for name, file in index.names.items():
         if name not in by_file[file]:
@@ -47,29 +48,22 @@ def find(path: str) -> Found:
     return Found(path, _with_aliases(found, index.metadata), index.metadata.get(KEY))
 
 
-def _map(path: str) -> tuple[dict[str, FileTensor], Mapping[str, str]]:
-    try:
-        with open(path, "rb") as file:
-            header = read_header(file, path)
-            # Private: a tensor that is changed does not change the file.
-            size = os.fstat(file.fileno()).st_size
-            memory = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    except FileNotFoundError:
-        raise NotFound(f"{path}: there is no such file", path=path) from None
-    except OSError as error:
-        if isinstance(error, Backend):
-            raise
-        raise Backend(f"{path}: {error.strerror}", errno=error.errno, path=path) from error
-    return {name: _tensor(memory, name, entry, path) for name, entry in header.entries.items()}, header.metadata
+def _open(path: str) -> tuple[dict[str, FileTensor], Mapping[str, str]]:
+    file = OpenFile(path)
+    header = read_header(file)
+    return {name: _tensor(file, name, entry, path) for name, entry in header.entries.items()}, header.metadata
 
 
-def _tensor(memory: mmap.mmap, name: str, entry: Entry, path: str) -> FileTensor:
+def _tensor(file: OpenFile, name: str, entry: Entry, path: str) -> FileTensor:
     dtype = storage_dtype(entry.dtype)
 
     def read(index: Any) -> np.ndarray:
-        array = np.frombuffer(memory, np.uint8, entry.end - entry.begin, entry.begin)
-        rows: np.ndarray = array.view(dtype).reshape(entry.shape)[index]
-        return rows
+        low, high = (0, 1) if index is Ellipsis else index.indices(entry.shape[0])[:2]
+        row = entry.end - entry.begin if index is Ellipsis else dtype.itemsize * math.prod(entry.shape[1:])
+        raw = np.empty(row * max(0, high - low), np.uint8)
+        file.read_into(entry.begin + low * row, raw.data)
+        shape = entry.shape if index is Ellipsis else (max(0, high - low), *entry.shape[1:])
+        return raw.view(dtype).reshape(shape)
 
     return FileTensor(entry.dtype, entry.shape, read, (path, name))
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from deltastore.dtypes import storage_dtype
 from deltastore.errors import Corruption, UnsupportedFormat
+from deltastore.formats.open_file import OpenFile
 from deltastore.formats.plan import Item
 
 DTYPES = {
@@ -94,7 +93,7 @@ def encode_header(items: Iterable[Item], metadata: Mapping[str, str]) -> tuple[b
     return struct.pack("<Q", len(text)) + text, {name: start + begin for name, begin in offsets.items()}, start + end
 
 
-def read_header(file: BinaryIO, path: str) -> Header:
+def read_header(file: OpenFile) -> Header:
     """Return the header of a file, checked against the file.
 
     Raises
@@ -104,16 +103,16 @@ def read_header(file: BinaryIO, path: str) -> Header:
     UnsupportedFormat
         A dtype that torch has no tensors of.
     """
-    size = os.fstat(file.fileno()).st_size
+    path, size = file.path, file.size
     if size < 8:
         raise _bad(path, f"it has {size} bytes, a header needs 8 at least")
-    (length,) = struct.unpack("<Q", file.read(8))
+    (length,) = struct.unpack("<Q", file.read(0, 8))
     if length > LONGEST or length > size - 8:
         raise _bad(
             path, f"its header says that it has {length:,} bytes; the file has {size:,}, the limit is {LONGEST:,}"
         )
     try:
-        table = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
+        table = json.loads(file.read(8, length).decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise _bad(path, f"its header is no JSON ({str(error)[:200]})") from None
     if not isinstance(table, dict):

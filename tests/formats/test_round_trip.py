@@ -134,3 +134,14 @@ def test_a_lazy_state_is_committed_piece_by_piece(tmp_path: Path, name: str) -> 
         loaded = store.at(1).to_state_dict()
     assert_same(loaded, state)
     assert loaded["model"]["tied.weight"] is loaded["model"]["0.weight"]
+
+
+@every_format
+def test_the_order_is_that_of_the_state(tmp_path: Path, name: str) -> None:
+    inner = {key: tensor("int8", size) for size, key in enumerate("zxaby", 1)}
+    state, path = (
+        {"m": {"q": inner, "b": inner["a"]}, "a": tensor("float64", 2)},
+        tmp_path / f"x.{TENSOR_FORMATS[name]}",
+    )
+    formats.save(state, path)
+    assert_same(formats.load(path), state)
