@@ -92,7 +92,11 @@ class TorchBridge:
         return dtype
 
     def join(self, tag: str, meta: Mapping[str, Json], parts: Mapping[Key, Any]) -> torch.Tensor:
-        """Return the quantized tensor of its parts."""
+        """Return the quantized tensor of its parts; those that are not read yet are."""
+        parts = {
+            name: part[...] if hasattr(part, "nbytes") and not isinstance(part, torch.Tensor) else part
+            for name, part in parts.items()
+        }
         values, name = parts.get("int_repr"), meta.get("dtype")
         integers = _QUANTIZED.get(name) if isinstance(name, str) else None
         if not isinstance(values, torch.Tensor) or integers is None or values.dtype != integers:

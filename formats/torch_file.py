@@ -25,6 +25,8 @@ from deltastore.formats.contents import Contents, take_apart
 from deltastore.formats.loss import Loss
 from deltastore.formats.registry import Options
 from deltastore.formats.shards import find_index, read_index
+from deltastore.formats.tensor_format import needed_bytes
+from deltastore.formats.torch_stream import can_stream, stream_file
 from deltastore.formats.torch_write import first_line, losses_of, save_file, save_shards
 from deltastore.formats.zip_guard import check_expansion
 from deltastore.reader import LazyTensor, State
@@ -62,17 +64,21 @@ class TorchFile:
         return losses_of(take_apart(state))
 
     def save(self, state: Any, path: str, options: Options) -> int:
-        """Write a file, or a folder with an index where shards are asked for; the state is read as a whole."""
+        """Write a file, or a folder with an index where shards are asked for; what is not in memory is streamed."""
         if options.shard_bytes is not None:
             return save_shards(take_apart(state), path, STEM, SUFFIX, options)
+        if isinstance(state, State | Contents) and can_stream(contents := take_apart(state)):
+            return stream_file(contents, path, options)
         written = save_file(_standard(state), path)
         options.progress(written, written)
         return written
 
     def needed_bytes(self, state: Any, options: Options) -> int:
-        """Return about how much memory writing takes: torch.save needs all tensors of a file at once."""
+        """Return about how much memory writing takes."""
         contents = take_apart(state)
-        return contents.nbytes if options.shard_bytes is None else max(contents.largest_bytes, options.shard_bytes)
+        if options.shard_bytes is not None:
+            return needed_bytes(contents) + options.shard_bytes
+        return needed_bytes(contents) if can_stream(contents) else contents.nbytes
 
 
 def _standard(state: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from deltastore.document import leaves as document_leaves
 from deltastore.errors import InvalidInput
@@ -49,27 +50,32 @@ def save_file(state: Any, path: str) -> int:
     Backend
         The file system refused; a file that was there before is as it was.
     """
+    with atomic_file(path) as file:
+        write_torch(state, file, path)
+        return file.seek(0, os.SEEK_END)
+
+
+def write_torch(state: Any, file: BinaryIO, path: str) -> None:
+    """Write a state to a file, after a look at all of it, and look at what was written."""
     walk = _Walk()
     try:
         walk.visit(state, ())
         compact = walk.compact(state)
     except RecursionError:
         raise InvalidInput(f"{path}: the state contains itself, or is nested too deep", path=path) from None
-    with atomic_file(path) as file:
-        try:
-            torch.save(compact, file)
-        except RuntimeError as error:
-            # The ZIP writer of torch hides what the file system said.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise InvalidInput(f"{path}: torch.save refuses the state: {first_line(error)}", path=path) from error
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise InvalidInput(
-                f"{path}: a value cannot be pickled: {first_line(error)}{walk.suspects()}", path=path
-            ) from error
-        file.flush()
-        _require_loadable(file, path, walk)
-        return file.seek(0, os.SEEK_END)
+    try:
+        torch.save(compact, file)
+    except RuntimeError as error:
+        # The ZIP writer of torch hides what the file system said.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise InvalidInput(f"{path}: torch.save refuses the state: {first_line(error)}", path=path) from error
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InvalidInput(
+            f"{path}: a value cannot be pickled: {first_line(error)}{walk.suspects()}", path=path
+        ) from error
+    file.flush()
+    _require_loadable(file, path, walk)
 
 
 def _require_loadable(file: BinaryIO, path: str, walk: _Walk) -> None:
@@ -99,7 +105,7 @@ class _Walk:
 
     def visit(self, value: Any, path: Path) -> None:
         """Note every tensor and every value of an unusual type."""
-        if type(value) not in _PLAIN and not _is_numpy(value):
+        if type(value) not in _PLAIN and not _is_numpy(value) and not isinstance(value, FakeTensor):
             self._odd.append(f"{type(value).__module__}.{type(value).__qualname__} at {show_path(path)}")
         if isinstance(value, torch.Tensor):
             if value.is_meta:

@@ -145,3 +145,22 @@ def test_the_order_is_that_of_the_state(tmp_path: Path, name: str) -> None:
     )
     formats.save(state, path)
     assert_same(formats.load(path), state)
+
+
+@every_format
+@pytest.mark.filterwarnings("ignore")  # of torch, that quantized tensors are going to leave it
+def test_quantized_tensors_of_a_commit(tmp_path: Path, name: str) -> None:
+    values = torch.randn(3, 4)
+    state = {
+        "tensor": torch.quantize_per_tensor(values, 0.1, 3, torch.qint8),
+        "channel": torch.quantize_per_channel(
+            values, torch.rand(3) + 0.1, torch.zeros(3, dtype=torch.int64), 0, torch.qint8
+        ),
+    }
+    path = tmp_path / f"state.{TENSOR_FORMATS[name]}"
+    with deltastore.open(tmp_path / "store") as store:
+        store.commit(0, state).wait()
+        formats.save(store.at(0), path)
+        store.commit(1, formats.load(path, lazy=True)).wait()
+        assert_same(store.at(1).to_state_dict(), state)
+    assert_same(formats.load(path), state)
