@@ -117,3 +117,20 @@ def test_code_and_pickles_are_not_carried_along(tmp_path: Path) -> None:
     (folder / "modeling_evil.py").write_text("raise SystemExit")
     (folder / "training_args.bin").write_bytes(b"\x80\x02cos\nsystem\n")
     assert formats.load(folder)["files"].keys() == {"config.json"}
+
+
+@pytest.mark.parametrize("format_name", ["safetensors", "hdf5", "numpy", "zarr", "dcp", "torch"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_a_training_of_a_real_model_through_every_format(tmp_path: Path, name: str, format_name: str) -> None:
+    model = MODELS[name](transformers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.arange(1, 9).reshape(1, 8), **_decoder(model)).logits.square().mean().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state(), "step": 1}
+    formats.save(state, tmp_path / "state", format=format_name)
+    loaded = formats.load(tmp_path / "state")
+    assert_same(loaded, state)
+    fresh = MODELS[name](transformers)
+    fresh.load_state_dict(loaded["model"])
+    torch.optim.AdamW(fresh.parameters()).load_state_dict(loaded["optimizer"])
+    assert torch.equal(logits(fresh), logits(model))
