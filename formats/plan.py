@@ -147,15 +147,12 @@ def _losses(contents: Contents, ability: Ability, items: list[Item]) -> Iterator
         for path, owner in contents.owners.items():
             if path != owner:
                 yield Loss("alias", path, f"is {show_path(owner)} and stored once, under that name")
-    kinds: dict[str, int] = {}
     for path, leaf in document_leaves(contents.document):
         if leaf.kind == "plain":
-            kinds["plain"] = kinds.get("plain", 0) + 1
             yield Loss("plain", path, f"a plain value, which {what} does not hold: recorded beside the tensors")
         elif leaf.kind == "ndarray":
             yield Loss("array", path, "a numpy array, which is a tensor in the file")
         if any(isinstance(key, int) for key in path):
-            kinds["key"] = kinds.get("key", 0) + 1
             yield Loss("key", path, "integer keys, which are text in the file")
         if len(path) > 1 and not ability.is_nested and leaf.kind != "plain":
             yield Loss("nesting", path, f"{what} is flat: its name is joined with dots")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deltastore.document import leaves
 from deltastore.dtypes import LOGICAL, storage_dtype
@@ -30,7 +30,6 @@ class Found:
     tensors: Mapping[str, FileTensor]
     """By name, in the order of the file; an alias is another name of the same identity."""
     record: str | bytes | None = None
-    extra: Mapping[Path, Any] = field(default_factory=dict)
 
 
 def encode_record(contents: Contents, names: Sequence[str], dtypes: Mapping[str, str]) -> str:
