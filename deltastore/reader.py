@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -103,6 +103,11 @@ class LazyTensor:
         """Return whether two tensors of one commit are stored once, as tied weights are."""
         return bool(self._entry.pieces) and self._entry.pieces == other._entry.pieces
 
+    @property
+    def identity(self) -> Hashable | None:
+        """A key that is equal for two tensors that are stored once; None for an empty one, which never is."""
+        return (id(self._layout), self._entry.pieces) if self._entry.pieces else None
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a tensor without dimensions has no length")
@@ -120,6 +125,25 @@ class LazyTensor:
 
     def __repr__(self) -> str:
         return f"LazyTensor({show_path(self.path)}, shape={self.shape}, dtype={self._entry.dtype})"
+
+
+def stream_tensors(lazy: Iterable[LazyTensor]) -> Iterator[tuple[LazyTensor, torch.Tensor]]:
+    """Yield tensors of commits with all their elements, a few partitions at a time: memory stays flat.
+
+    They come in the order in which they are stored. A tensor is only valid until the next one is asked for.
+    """
+    bridge = _bridge()
+    by_commit: dict[tuple[int, int], list[LazyTensor]] = {}
+    for member in lazy:
+        by_commit.setdefault((id(member._source), id(member._layout)), []).append(member)
+    for members in by_commit.values():
+        source, layout = members[0]._source, members[0]._layout
+        by_entry = {id(member._entry): member for member in members}
+        for group in batches(layout, [member._entry for member in members]):
+            tensors = [bridge.empty(entry.dtype, entry.shape) for entry in group]
+            read_into(source, layout, [(e, bridge.as_array(t)) for e, t in zip(group, tensors, strict=True)])
+            for entry, tensor in zip(group, tensors, strict=True):
+                yield by_entry[id(entry)], tensor
 
 
 def _rows(shape: tuple[int, ...], index: Any) -> tuple[int, int, Any]:
@@ -261,6 +285,19 @@ class State(Mapping[Path, Any]):
         """Return the nested state with optimizer states keyed by parameter name, as they are stored."""
         return self._build(map_location, optimizer_names=True)
 
+    def to_lazy_state(self) -> Any:
+        """Return the nested state with a :class:`LazyTensor` for each tensor; numpy arrays are read.
+
+        Optimizer states are keyed by parameter name, as they are stored.
+        """
+        bridge = _bridge()
+
+        def tensor(path: Path, kind: str) -> Any:
+            lazy = LazyTensor(self._source, self._layout, self._entry(path))
+            return bridge.to_numpy(lazy[...], self._entry(path).dtype) if kind == "ndarray" else lazy
+
+        return build(self._document, tensor, bridge, pickle_trusted=self._pickle_trusted, optimizer_names=True)
+
     def _build(self, map_location: Any, *, optimizer_names: bool) -> Any:
         bridge = _bridge()
         device = bridge.device(map_location)
@@ -308,19 +345,13 @@ class State(Mapping[Path, Any]):
 
         A tensor is only valid until the next one is asked for.
         """
-        bridge = _bridge()
         wanted: dict[Path, list[Path]] = {}
         for keys in paths:
             wanted.setdefault(self._owner(keys).path, []).append(keys)
-        entries = [self._owners[path] for path in wanted]
-        for group in batches(self._layout, entries):
-            tensors = [bridge.empty(entry.dtype, entry.shape) for entry in group]
-            read_into(
-                self._source, self._layout, [(e, bridge.as_array(t)) for e, t in zip(group, tensors, strict=True)]
-            )
-            for entry, tensor in zip(group, tensors, strict=True):
-                for keys in wanted[entry.path]:
-                    yield keys, tensor
+        owners = [LazyTensor(self._source, self._layout, self._owners[path]) for path in wanted]
+        for lazy, tensor in stream_tensors(owners):
+            for keys in wanted[lazy.path]:
+                yield keys, tensor
 
     def fill(
         self, targets: Mapping[Path, Sequence[torch.Tensor]], sinks: Mapping[Path, Sequence[Sink]] | None = None

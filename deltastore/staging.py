@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from deltastore.buffers import BufferPool, Hints, StagedState
+from deltastore.deferred import Deferred
 from deltastore.errors import InvalidInput
 from deltastore.layout import Layout, LayoutInput, Partition, plan, revise
 from deltastore.parallel import run_all
@@ -131,7 +132,7 @@ def _memory_key(value: Any) -> _Key | None:
 
     Two of one state have equal keys exactly if they are one tensor in memory.
     """
-    if isinstance(value, np.ndarray) or not value.is_contiguous() or value.is_conj() or value.is_neg():
+    if isinstance(value, np.ndarray | Deferred) or not value.is_contiguous() or value.is_conj() or value.is_neg():
         return None
     address = value.data_ptr()
     end = (value.storage_offset() + value.numel()) * value.itemsize

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from deltastore.deferred import Deferred
 from deltastore.dtypes import LOGICAL, NATIVE, from_numpy, storage_dtype
 from deltastore.errors import Corruption, Internal, InvalidInput, UnsupportedFormat
 from deltastore.plain import Fault, encode_int, member, parse_scalar
@@ -46,13 +47,15 @@ class TorchBridge:
     """torch's side of :class:`deltastore.tree.Bridge`, and the way from tensors to bytes and back.
 
     Methods that take a value accept whatever :func:`deltastore.tree.flatten` lists as a tensor: strided torch tensors
-    on any device and numpy arrays.
+    on any device, numpy arrays and deferred tensors.
     """
 
     # -- in and out of the document
 
     def encode(self, value: Any) -> Encoded | None:
-        """Return what to store for an object of torch, None for anything else."""
+        """Return what to store for an object of torch or a deferred tensor, None for anything else."""
+        if isinstance(value, Deferred):
+            return TensorLeaf(value)
         if isinstance(value, torch.Tensor):
             return _encode_tensor(value)
         if type(value) is torch.Size:
@@ -89,7 +92,11 @@ class TorchBridge:
         return dtype
 
     def join(self, tag: str, meta: Mapping[str, Json], parts: Mapping[Key, Any]) -> torch.Tensor:
-        """Return the quantized tensor of its parts."""
+        """Return the quantized tensor of its parts; those that are not read yet are."""
+        parts = {
+            name: part[...] if hasattr(part, "nbytes") and not isinstance(part, torch.Tensor) else part
+            for name, part in parts.items()
+        }
         values, name = parts.get("int_repr"), meta.get("dtype")
         integers = _QUANTIZED.get(name) if isinstance(name, str) else None
         if not isinstance(values, torch.Tensor) or integers is None or values.dtype != integers:
@@ -131,6 +138,8 @@ class TorchBridge:
 
     def describe(self, value: Any) -> Described:
         """Return logical dtype and shape of a tensor or array."""
+        if isinstance(value, Deferred):
+            return Described(value.logical, value.shape)
         name = from_numpy(value.dtype) if isinstance(value, np.ndarray) else _logical(value.dtype)
         return Described(name, tuple(value.shape))
 
@@ -140,6 +149,8 @@ class TorchBridge:
         Same first byte, shape, strides, dtype and device: other views of the same memory are tensors of their own. The
         key holds as long as the tensors live.
         """
+        if isinstance(value, Deferred):
+            return value.identity
         if isinstance(value, np.ndarray):
             if not value.size:
                 return None
@@ -168,7 +179,9 @@ class TorchBridge:
             raise Internal(f"elements {start}..{start + count} of a tensor of shape {about.shape}")
         if dest.shape != (count,) or dest.dtype != storage_dtype(about.dtype) or not dest.flags.c_contiguous:
             raise Internal(f"{dest.shape} {dest.dtype} does not take {count} elements of {about.dtype}")
-        if isinstance(value, np.ndarray):
+        if isinstance(value, Deferred):
+            value.copy_into(dest, start, count)
+        elif isinstance(value, np.ndarray):
             _copy_array(value, dest, start, count)
         else:
             _copy_tensor(value, dest, start, count)

@@ -2,72 +2,67 @@
 
 Imported as ``deltastore.formats`` (``deltastore/formats`` is a link to this folder), never as ``formats``.
 
-    deltastore.formats.save(store.at(1200)["model"], "model.pt")
-    state = deltastore.formats.load("model.pt")
+    deltastore.formats.save(store.at(1200)["model"], "model.safetensors")
+    state = deltastore.formats.load("model.safetensors")
 
-A converter is a module with ``load(path) -> state`` and ``save(state, path) -> bytes written``, and one line in
-:data:`FORMATS`. It is imported when a file of its format is first read or written, so that nobody needs the packages of
-the formats that are not used.
+A converter is one module, and one line in :data:`FORMATS`; other packages add theirs through entry points of the group
+``deltastore.formats``. It is imported when a file of its format is first read or written, so that nobody needs the
+packages of the formats that are not used.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
-from deltastore.errors import Backend, InvalidInput, NotFound
-from deltastore.reader import LazyTensor, State
-
-_MAGIC_BYTES = 64
-"""How much of a file is read to tell its format."""
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How the files of a format are known, and who converts them."""
-
-    name: str
-    module: str
-    suffixes: tuple[str, ...]
-    magics: tuple[bytes, ...]
-    """What the files begin with."""
-
-
-class Converter(Protocol):
-    """What the module of a format offers."""
-
-    def load(self, path: str) -> Any:
-        """Return the nested state that a file holds."""
-
-    def save(self, state: Any, path: str) -> int:
-        """Write a file atomically and return its size in bytes."""
-
-
-FORMATS = (
-    Format(
-        name="torch",
-        module="deltastore.formats.torch_file",
-        suffixes=(".pt", ".pth", ".bin", ".ckpt"),
-        # A ZIP, or the pickled magic number with which torch.save began its files before version 1.6.
-        magics=(b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."),
-    ),
+from deltastore.errors import InvalidInput
+from deltastore.formats.registry import (
+    FORMATS,
+    Converter,
+    Format,
+    Options,
+    Progress,
+    by_content,
+    by_suffix,
+    known,
+    known_formats,
+    named,
 )
-"""Every format that this version converts."""
+
+if TYPE_CHECKING:
+    from deltastore.formats.contents import Contents
+    from deltastore.formats.loss import Loss
+
+__all__ = [
+    "FORMATS",
+    "Converter",
+    "Format",
+    "Options",
+    "Progress",
+    "format_of",
+    "known_formats",
+    "load",
+    "losses",
+    "open_contents",
+    "save",
+    "target_format",
+]
 
 
-def load(path: str | os.PathLike[str], format: str = "auto") -> Any:
-    """Return the nested state that a file of another tool holds, on the CPU.
+def load(path: str | os.PathLike[str], format: str = "auto", *, lazy: bool = False) -> Any:
+    """Return the nested state that a file or folder of another tool holds, on the CPU.
 
-    No code that a file names is run. Tensors of large files may stay on disk until they are used.
+    No code that a file names is run. What deltastore wrote comes back as it was: types, order, aliases.
 
     Parameters
     ----------
     path : str or path
-        The file.
+        The file or folder.
     format : str
-        A name of :data:`FORMATS`; "auto" goes by the file's extension, else by how it begins.
+        A name of :data:`FORMATS`; "auto" goes by the content, else by the extension.
+    lazy : bool
+        Leave the tensors in the file: each is read when it is indexed, as ``lazy[...]`` or ``lazy[10:20]``.
 
     Raises
     ------
@@ -77,75 +72,104 @@ def load(path: str | os.PathLike[str], format: str = "auto") -> Any:
         The format is unknown, or the file asks for code to be run.
     Corruption
         The file is damaged.
+    MissingDependency
+        The format needs a package that is not installed.
     """
     name = os.fspath(path)
-    chosen = _named(format) if format != "auto" else _by_suffix(name) or _by_content(name)
-    return _converter(chosen).load(name)
+    converter = format_of(name, format).converter
+    return converter.open(name).state(lazy=True) if lazy else converter.load(name)
 
 
-def save(state: Any, path: str | os.PathLike[str], format: str = "auto") -> int:
-    """Write a state as a file of another tool, and return the file's size in bytes.
+def open_contents(path: str | os.PathLike[str], format: str = "auto") -> Contents:
+    """Return the contents of a file: its document, and tensors that are read when needed."""
+    name = os.fspath(path)
+    contents: Contents = format_of(name, format).converter.open(name)
+    return contents
 
-    The file appears whole or not at all: it is written beside its place, synced, and renamed over what was there. After
-    a failure the old file is as it was.
+
+def losses(state: Any, path: str | os.PathLike[str], format: str = "auto") -> tuple[Loss, ...]:
+    """Return what a file at the path would not hold as the state does; nothing is read or written.
+
+    Parameters
+    ----------
+    state, path, format
+        As for :func:`save`.
+    """
+    converter = target_format(os.fspath(path), format).converter
+    return tuple(converter.losses(state))
+
+
+def save(
+    state: Any,
+    path: str | os.PathLike[str],
+    format: str = "auto",
+    *,
+    strict: bool = False,
+    shard_bytes: int | None = None,
+    memory_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Write a state as a file or folder of another tool, and return its size in bytes.
+
+    It appears whole or not at all: it is written beside its place, synced, and renamed over what was there. After a
+    failure what was there is as it was. What the format cannot hold (:func:`losses` lists it) is recorded in the file,
+    so that :func:`load` restores it.
 
     Parameters
     ----------
     state
-        A nested state, or a :class:`deltastore.State` or :class:`deltastore.LazyTensor`, which is read as a whole.
+        A nested state, a :class:`deltastore.State` (read tensor by tensor), or what `load(lazy=True)` gave.
     path : str or path
-        The file; an existing one is replaced.
+        The file or folder; an existing one of the same format is replaced.
     format : str
-        A name of :data:`FORMATS`; "auto" goes by the file's extension.
+        A name of :data:`FORMATS`; "auto" goes by the extension.
+    strict : bool
+        Refuse to write what the format cannot hold by itself.
+    shard_bytes : int, optional
+        Split into files of at most so many bytes; for safetensors, torch and huggingface.
+    memory_bytes : int, optional
+        Refuse, before anything is read, what would take more memory than this.
+    progress : callable, optional
+        Called with (bytes done, bytes in all).
 
     Raises
     ------
     InvalidInput
-        The format is unknown, or cannot hold a value of the state.
+        The format is unknown, or cannot hold a value of the state, or `strict` refuses.
     Backend
         The file cannot be written.
     """
     name = os.fspath(path)
-    chosen = _named(format) if format != "auto" else _by_suffix(name)
-    if chosen is None:
-        raise InvalidInput(f"{name}: the extension names no format; {_known()}", path=name)
-    if isinstance(state, State):
-        state = state.to_state_dict()
-    elif isinstance(state, LazyTensor):
-        state = state[...]
-    return _converter(chosen).save(state, name)
+    entry = target_format(name, format)
+    converter = entry.converter
+    options = Options(shard_bytes) if progress is None else Options(shard_bytes, progress)
+    if strict:
+        importlib.import_module("deltastore.formats.loss").refuse_losses(converter.losses(state), name)
+    if memory_bytes is not None and (needed := converter.needed_bytes(state, options)) > memory_bytes:
+        raise InvalidInput(
+            f"{name}: writing {entry.name} takes about {needed:,} bytes of memory for this state, {memory_bytes:,} are "
+            "allowed; allow more, or choose a format that is written tensor by tensor, such as safetensors",
+            expected=memory_bytes,
+            found=needed,
+            path=name,
+        )
+    return converter.save(state, name, options)
 
 
-def _named(name: str) -> Format:
-    found = next((entry for entry in FORMATS if entry.name == name), None)
+def format_of(path: str, format: str = "auto") -> Format:
+    """Return the format of what is at a path: as it is named, else by its content, else by its extension."""
+    if format != "auto":
+        return named(format)
+    found = by_content(path) or by_suffix(path)
     if found is None:
-        raise InvalidInput(f"format {name!r} is unknown; {_known()}", format=name)
+        what = "the folder holds no checkpoint that is known" if os.path.isdir(path) else "its content names no format"
+        raise InvalidInput(f"{path}: {what}, nor does its extension; {known()}", path=path)
     return found
 
 
-def _by_suffix(path: str) -> Format | None:
-    suffix = os.path.splitext(path)[1].lower()
-    return next((entry for entry in FORMATS if suffix in entry.suffixes), None)
-
-
-def _by_content(path: str) -> Format:
-    try:
-        with open(path, "rb") as file:
-            begin = file.read(_MAGIC_BYTES)
-    except FileNotFoundError:
-        raise NotFound(f"{path}: there is no such file", path=path) from None
-    except OSError as error:
-        raise Backend(f"{path}: {error.strerror}", errno=error.errno, path=path) from error
-    found = next((entry for entry in FORMATS if begin.startswith(entry.magics)), None)
+def target_format(path: str, format: str = "auto") -> Format:
+    """Return the format of what is going to be written."""
+    found = named(format) if format != "auto" else by_suffix(path)
     if found is None:
-        raise InvalidInput(f"{path}: neither its extension nor its content names a format; {_known()}", path=path)
+        raise InvalidInput(f"{path}: the extension names no format; {known()}", path=path)
     return found
-
-
-def _known() -> str:
-    known = (f"{entry.name!r} ({' '.join(entry.suffixes)})" for entry in FORMATS)
-    return f"known are {', '.join(known)}; give one as format="
-
-
-def _converter(entry: Format) -> Converter:
-    return cast(Converter, importlib.import_module(entry.module))

@@ -54,6 +54,14 @@ def atomic_file(path: str) -> Iterator[BinaryIO]:
             os.unlink(draft)
 
 
+def write_at(file: BinaryIO, offset: int, content: bytes | memoryview) -> None:
+    """Write at a place of a file, all of it: a single call may write less than it was given."""
+    left = memoryview(content)
+    while left:
+        count = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[count:], offset + count
+
+
 def sync_folder(folder: str) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

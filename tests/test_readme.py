@@ -80,7 +80,7 @@ def test_console_shows_what_the_command_line_prints(trained: tuple[Path, str]) -
         assert shape_of(done.stdout) == shape_of(expected), line
 
 
-@pytest.mark.parametrize("name", ["adapter", "plain"])
+@pytest.mark.parametrize("name", ["adapter", "plain", "formats"])
 def test_snippet_runs(name: str, tmp_path: Path) -> None:
     output = run(snippets()[name], tmp_path)
     assert output.strip()

@@ -15,6 +15,7 @@ from deltastore.cli.arguments import Mode
 from deltastore.cli.demo import demo
 from deltastore.cli.export import export
 from deltastore.cli.get import get
+from deltastore.cli.import_ import import_
 from deltastore.cli.log import log
 from deltastore.cli.ls import ls
 from deltastore.cli.output import logging_to_stderr, print_error, print_json, print_traceback, shorten
@@ -40,6 +41,7 @@ Examples:
   deltastore log runs/gpt2 --stats                    what there is, and what a step costs
   deltastore get runs/gpt2 1200 model/wte.weight --slice 0:4
   deltastore export runs/gpt2 best model.pt --part model
+  deltastore import ckpt-*/ runs/history --steps-from-name     a series of full checkpoints as deltas
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3 not found, 4 another writer, 5 exists already, 6 read only,
@@ -160,8 +162,8 @@ def _root(
     ctx.obj.traceback = traceback
 
 
-for _verb in (demo, log, show, ls, get, export, verify, tag, prune):
-    app.command(help=sys.modules[_verb.__module__].HELP)(_verb)
+for _verb in (demo, log, show, ls, get, import_, export, verify, tag, prune):
+    app.command(_verb.__name__.rstrip("_"), help=sys.modules[_verb.__module__].HELP)(_verb)
 
 
 def main() -> None:

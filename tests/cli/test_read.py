@@ -208,8 +208,9 @@ def test_export_overwrites_only_by_force(run: Run, small: Path, tmp_path: Path) 
 def test_export_names_the_formats(run: Run, small: Path, tmp_path: Path) -> None:
     answer = run("export", small, 1, tmp_path / "model.onnx")
     assert answer.code == 2
-    assert "'torch' (.pt .pth .bin .ckpt); give one with --format" in answer.err
+    assert "'torch' (.pt .pth .bin .ckpt), 'safetensors' (.safetensors), " in answer.err
+    assert "; give one with --format" in answer.err
     answer = run("export", small, 1, tmp_path / "model.pt", "--format", "pickle")
     assert answer.code == 2
-    assert "--format pickle: there is no such format; known are 'torch'" in answer.err
+    assert "format 'pickle' is unknown; known are 'huggingface' (a folder), 'torch'" in answer.err
     assert run("export", small, 1, tmp_path / "model.onnx", "--format", "torch").code == 0

@@ -21,8 +21,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import deltastore
 from deltastore import formats
 from deltastore.errors import Backend, Corruption, InvalidInput, NotFound
+from deltastore.testing.compare import assert_same
+from tests.formats.kit import DTYPES as LOGICAL_DTYPES
+from tests.formats.kit import tensor, training_state
 
 DTYPES = [
     getattr(torch, name)
@@ -296,7 +300,7 @@ def test_another_zip_is_no_torch_file(tmp_path: Path) -> None:
     with open(tmp_path / "arrays.pt", "wb") as file:
         np.savez(file, a=np.ones(3))
     with pytest.raises(Corruption, match=r"without the entry data\.pkl"):
-        formats.load(tmp_path / "arrays.pt")
+        formats.load(tmp_path / "arrays.pt", format="torch")
 
 
 def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
@@ -401,3 +405,31 @@ def test_the_place_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "folder.pt").mkdir()
     with pytest.raises(InvalidInput, match="is a folder"):
         formats.save({}, tmp_path / "folder.pt")
+
+
+def test_a_commit_is_written_tensor_by_tensor(tmp_path: Path) -> None:
+    state = training_state()
+    state["model"] |= {name: tensor(name, 5, 3) for name in LOGICAL_DTYPES} | {"empty": torch.empty(0, 2)}
+    with deltastore.open(tmp_path / "store") as store:
+        store.commit(0, {**state, "array": np.arange(4, dtype=np.int16)}).wait()
+        formats.save(store.at(0), tmp_path / "x.pt")
+    loaded = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert_same(loaded, {**state, "array": torch.arange(4, dtype=torch.int16)})
+    assert loaded["model"]["tied.weight"].data_ptr() == loaded["model"]["0.weight"].data_ptr()
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        assert archive.testzip() is None
+        assert all(entry.CRC for entry in archive.infolist() if entry.file_size > 8)
+    damaged = bytearray((tmp_path / "x.pt").read_bytes())
+    damaged[damaged.index(bits(state["model"]["0.weight"])) + 5] ^= 1
+    (tmp_path / "x.pt").write_bytes(damaged)
+    with pytest.raises(Corruption, match="Bad CRC"):
+        formats.load(tmp_path / "x.pt")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantized_tensor_is_written_as_a_whole(tmp_path: Path) -> None:
+    state = {"q": torch.quantize_per_tensor(torch.randn(3), 0.1, 3, torch.qint8), "w": torch.ones(2)}
+    with deltastore.open(tmp_path / "store") as store:
+        store.commit(0, state).wait()
+        formats.save(store.at(0), tmp_path / "x.pt")
+    assert_same(torch.load(tmp_path / "x.pt", weights_only=True), state)

@@ -1,0 +1,122 @@
+"""Writing a torch file tensor by tensor: first the file with room for the elements, then the elements.
+
+torch.save writes pickle and ZIP as it always does, of tensors without elements (``torch.serialization.skip_data``); the
+elements go to where the ZIP has room for them, in the order in which the pickle meets the tensors. Then the checksums
+in the ZIP are put right: what torch wrote are those of nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from deltastore.document import build
+from deltastore.errors import Corruption, Internal
+from deltastore.formats.atomic_file import atomic_file, write_at
+from deltastore.formats.contents import Contents
+from deltastore.formats.leaves import stream
+from deltastore.formats.registry import Options
+from deltastore.formats.torch_write import write_torch
+from deltastore.torch_bridge import TORCH
+from deltastore.types import Path
+
+_LOCAL_BYTES, _ENTRY_BYTES, _CRC_IN_ENTRY = 30, 46, 16
+_ENTRY, _DESCRIPTOR = b"PK\x01\x02", b"PK\x07\x08"
+
+
+def can_stream(contents: Contents) -> bool:
+    """Return whether torch can be told of the tensors before it has them: not of those that are made of several."""
+    try:
+        _hollow(contents)
+    except Corruption:  # a quantized tensor cannot be put together of nothing
+        return False
+    return True
+
+
+def _hollow(contents: Contents) -> Any:
+    """Return the state with tensors that have no elements."""
+    fakes: dict[Path, torch.Tensor] = {}
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that complex32 is young
+        for owner, leaf in contents.distinct.items():
+            about = TORCH.describe(leaf)
+            fakes[owner] = TORCH.empty(about.dtype, about.shape)
+    return build(contents.document, lambda path, _kind: fakes[contents.owners[path]], TORCH)
+
+
+def stream_file(contents: Contents, path: str, options: Options) -> int:
+    """Write contents as a torch file, one tensor in memory at a time, and return its size.
+
+    Raises
+    ------
+    InvalidInput
+        A value that ``weights_only`` would refuse; nothing was written.
+    """
+    with atomic_file(path) as file:
+        with torch.serialization.skip_data(materialize_fake_tensors=True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            write_torch(_hollow(contents), file, path)
+        places = _places(file, len(contents.distinct))
+        numbers = {owner: number for number, owner in enumerate(contents.distinct)}
+        crcs: dict[int, int] = {}
+        done = 0
+        for owner, tensor in stream(contents.distinct):
+            offset, size = places[numbers[owner]]
+            content = TORCH.as_array(tensor).view(np.uint8).data
+            if len(content) != size:
+                raise Internal(f"{path}: torch left {size:,} bytes for a tensor of {len(content):,}")
+            write_at(file, offset, content)
+            crcs[numbers[owner]] = zlib.crc32(content)
+            done += size
+            options.progress(done, contents.nbytes)
+        _set_checksums(file, places, crcs)
+        return file.seek(0, os.SEEK_END)
+
+
+def _number(name: str) -> int | None:
+    """Return the number of the storage that an entry holds."""
+    folder, _, last = name.rpartition("/")
+    return int(last) if folder.endswith("/data") and last.isdigit() else None
+
+
+def _places(file: BinaryIO, count: int) -> dict[int, tuple[int, int]]:
+    """Return offset and size of the elements of each tensor."""
+    places = {}
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    for entry in entries:
+        number = _number(entry.filename)
+        if number is not None:
+            header = os.pread(file.fileno(), _LOCAL_BYTES, entry.header_offset)
+            name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
+            places[number] = entry.header_offset + _LOCAL_BYTES + name_bytes + extra_bytes, entry.file_size
+    if sorted(places) != list(range(count)):
+        raise Internal(f"torch made room for {len(places)} of {count} tensors")
+    return places
+
+
+def _set_checksums(file: BinaryIO, places: dict[int, tuple[int, int]], crcs: dict[int, int]) -> None:
+    """Write the checksums behind the elements and into the directory of the ZIP."""
+    for number, crc in crcs.items():
+        end = sum(places[number])
+        if os.pread(file.fileno(), 4, end) == _DESCRIPTOR:
+            write_at(file, end + 4, struct.pack("<I", crc))
+    with zipfile.ZipFile(file) as archive:
+        at, count = archive.start_dir, len(archive.infolist())
+    for _ in range(count):
+        entry = os.pread(file.fileno(), _ENTRY_BYTES, at)
+        if not entry.startswith(_ENTRY):
+            raise Internal(f"no entry of the ZIP directory at {at:,}")
+        name_bytes, extra_bytes, comment_bytes = struct.unpack_from("<HHH", entry, 28)
+        storage = _number(os.pread(file.fileno(), name_bytes, at + _ENTRY_BYTES).decode())
+        if storage is not None:
+            write_at(file, at + _CRC_IN_ENTRY, struct.pack("<I", crcs[storage]))
+        at += _ENTRY_BYTES + name_bytes + extra_bytes + comment_bytes
