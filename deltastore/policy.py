@@ -35,7 +35,8 @@ class Policy:
         are then stored later: every commit records, for each tensor, a bound that no element exceeds. None stores every
         step exactly.
     prediction : {"auto", "hold"}
-        How the reader predicts a step; this version knows "hold", the parent's values, and takes it for "auto".
+        How the reader predicts a step. "auto": by the formula of the optimizer, where an adapter knows it (Adam, AdamW,
+        SGD with momentum); "hold": by the parent's values.
     roles : mapping of str to {"exact", "filter"} or float, optional
         Role ("param", "exp_avg", ...) or pattern of "object/key" names -> what to store of it. A number is the share of
         its elements that each step stores, whatever the budget says. The first that matches counts; what none matches
@@ -59,7 +60,7 @@ class Policy:
         if self.restore_cost is not None and not (_is_number(self.restore_cost) and self.restore_cost >= 1):
             raise InvalidInput(f"restore_cost is {self.restore_cost!r}, expected 1 or more")
         if self.prediction not in ("auto", "hold"):
-            raise InvalidInput(f"prediction is {self.prediction!r}, this version knows 'hold' and 'auto'")
+            raise InvalidInput(f"prediction is {self.prediction!r}, expected 'auto' or 'hold'")
         _check_roles(self.roles)
         _check_deviation(self.max_deviation)
         if self.budget is None and (self.roles or self.max_deviation is not None):

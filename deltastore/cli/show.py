@@ -10,9 +10,11 @@ import typer
 
 from deltastore.cli.arguments import JsonOption, RefArgument, UrlArgument, open_to_read, state_at
 from deltastore.cli.fidelity_rows import fidelity_json, print_fidelity
+from deltastore.cli.inside import chain_of as chain_of_commit
 from deltastore.cli.leaf_rows import Row, rows
 from deltastore.cli.output import commit_json, local_time, metrics_text, print_json, print_table, say, size
 from deltastore.handle import Commit
+from deltastore.history.chain import Chain
 
 HELP = """Show one commit: what it is, what it needs, what it holds.
 
@@ -63,6 +65,7 @@ def show(
         commit = state.commit
         chain = chain_of(store.commits(), commit)
         parts = parts_of(rows(state))
+        predictions = predictions_of(chain_of_commit(store, commit))
         place = store.url
     needed = {"commits": len(chain), "bytes": sum(member.bytes for member in chain), "base_step": chain[0].step}
     if as_json:
@@ -76,10 +79,16 @@ def show(
             }
             for key, part in parts.items()
         ]
-        document = {"store": place, "commit": commit_json(commit), "chain": needed, "parts": listed}
+        document = {
+            "store": place,
+            "commit": commit_json(commit),
+            "chain": needed,
+            "parts": listed,
+            "predictions": predictions,
+        }
         print_json({**document, "fidelity": fidelity_json(state)} if fidelity else document)
         return
-    print_table(["", ""], _about(commit, needed))
+    print_table(["", ""], _about(commit, needed, predictions))
     say("")
     columns = ("part", ("tensors", "right"), ("plain values", "right"), ("bytes", "right"), "dtypes")
     print_table(columns, ([k, p.tensors, p.plain, size(p.bytes), " ".join(p.names)] for k, p in parts.items()))
@@ -105,7 +114,24 @@ def chain_of(commits: list[Commit], commit: Commit) -> list[Commit]:
     return chain[::-1]
 
 
-def _about(commit: Commit, needed: dict[str, Any]) -> list[list[object]]:
+def predictions_of(chain: Chain) -> list[dict[str, Any]]:
+    """Return what the newest commit of a chain predicts: kinds and codes, with the number of elements of each."""
+    found: dict[tuple[str, str | None], int] = {}
+    for prediction in chain.record.predictions:
+        elements = sum(chain.layout.by_id[number].length for number in prediction.partitions)
+        key = prediction.kind, prediction.code
+        found[key] = found.get(key, 0) + elements
+    return [{"kind": kind, "code": code, "elements": elements} for (kind, code), elements in found.items()]
+
+
+def _predicted(predictions: list[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{item['elements']:,} elements by {item['kind']}" + (f" with {item['code']} codes" if item["code"] else "")
+        for item in predictions
+    )
+
+
+def _about(commit: Commit, needed: dict[str, Any], predictions: list[dict[str, Any]]) -> list[list[object]]:
     return [
         ["commit", commit.id],
         ["step", commit.step],
@@ -114,6 +140,7 @@ def _about(commit: Commit, needed: dict[str, Any]) -> list[list[object]]:
         ["parent", commit.parent or "none"],
         ["created", local_time(commit.created)],
         ["exact", "yes, bit for bit" if commit.exact else "no, within a bound"],
+        ["predicted", _predicted(predictions) or "nothing"],
         ["bytes", size(commit.bytes)],
         ["to read it", f"{needed['commits']} commits from step {needed['base_step']} on, {size(needed['bytes'])}"],
         ["tags", " ".join(commit.tags) or "none"],
