@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from deltastore.errors import InvalidInput
+from deltastore.tiers.hdfs import HdfsTier
 from deltastore.tiers.local import LocalTier
 from deltastore.tiers.memory import MemoryTier
 from deltastore.urls import open_tier
@@ -45,9 +46,44 @@ def test_places_in_memory(url: str, found: str) -> None:
     assert tier.url == found
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/run", "hdfs://h/run", "https://h/run", "c://x", "://x", "file+x:///a"])
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("hdfs://nn/run", "hdfs://nn:9870/run"),
+        ("hdfs://nn:50070/a/b/", "hdfs://nn:50070/a/b"),
+        ("hdfs://nn1,nn2:9999/run", "hdfs://nn1:9870,nn2:9999/run"),
+        ("hdfs://me@nn/run", "hdfs://nn:9870/run"),
+        ("swebhdfs://nn/run", "swebhdfs://nn:9871/run"),
+    ],
+)
+def test_hdfs(url: str, found: str) -> None:
+    tier = open_tier(url)
+    assert isinstance(tier, HdfsTier)
+    assert tier.url == found
+    assert open_tier(tier.url).url == found
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["hdfs://nn", "hdfs://nn/", "hdfs:///run", "hdfs://a b/run", "hdfs://nn,/run", "hdfs://nn/a/../b", "hdfs://nn/é"],
+)
+def test_hdfs_urls_that_say_too_little(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"hdfs://|HDFS"):
+        open_tier(url)
+
+
+def test_storage_options() -> None:
+    open_tier("hdfs://nn/run", {"user_name": "me", "replication": 2})
+    with pytest.raises(InvalidInput, match=r"unknown storage_options.*'usr'.*user_name"):
+        open_tier("hdfs://nn/run", {"usr": "me"})
+    for url in ("run", "memory://a"):
+        with pytest.raises(InvalidInput, match="takes none"):
+            open_tier(url, {"user_name": "me"})
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "https://h/run", "c://x", "://x", "file+x:///a"])
 def test_schemes_that_this_version_does_not_know(url: str) -> None:
-    with pytest.raises(InvalidInput, match="folder, file:// or memory://") as caught:
+    with pytest.raises(InvalidInput, match="folder, file://, memory:// or hdfs://") as caught:
         open_tier(url)
     assert caught.value.url == url
 

@@ -46,6 +46,7 @@ log4j.appender.c.layout.ConversionPattern=%d{ISO8601} %p %c{2}: %m%n
 _SETTINGS: Mapping[str, Any] = {
     "dfs.heartbeat.interval": 1,
     "dfs.namenode.heartbeat.recheck-interval": 2000,
+    "dfs.client.socket-timeout": 3000,  # of a DataNode that reads from or writes to another
     "dfs.namenode.safemode.extension": 0,
     "dfs.namenode.fs-limits.min-block-size": 65536,
     "dfs.blocksize": 1048576,
@@ -118,7 +119,7 @@ class HdfsCluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._jars = fetch_jars(version)
         ports = free_ports()
-        self._rpc, self._http = next(ports), next(ports)
+        self.rpc_port, self._http = next(ports), next(ports)
         self._datanode_ports = [[next(ports) for _ in range(3)] for _ in range(datanodes)]
         self.host = f"127.0.0.1:{self._http}"
         """Where the NameNode answers HTTP: what stands in a URL of deltastore."""
@@ -130,6 +131,8 @@ class HdfsCluster:
 
     def start(self) -> Self:
         """Format, start everything, and return when files can be written."""
+        for old in ("nn", "tmp", *(f"dn{number}" for number in range(self.datanodes))):
+            shutil.rmtree(self.folder / old, ignore_errors=True)
         format_ = [*self._command("nn", {}, "hdfs.server.namenode.NameNode"), "-format", "-force", "-nonInteractive"]
         done = subprocess.run(format_, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -176,15 +179,24 @@ class HdfsCluster:
                     raise RuntimeError(f"{who} ended ({process.returncode}), see {self.folder}/logs/{who}.log")
             with contextlib.suppress(OSError, ValueError, LookupError):
                 off = self.jmx("NameNodeInfo")["Safemode"] == ""
-                if self.jmx("FSNamesystemState")["NumLiveDataNodes"] == expected and (off or not writable):
+                live_now = self.jmx("FSNamesystemState")["NumLiveDataNodes"]
+                if live_now == expected and (off or not writable) and all(map(self._is_registered, self.processes)):
                     return
             if time.monotonic() > end:
                 raise TimeoutError(f"HDFS is not ready after {READY_SECONDS} s, see {self.folder}/logs")
             time.sleep(0.1)
 
-    def jmx(self, name: str) -> dict[str, Any]:
-        """Return one bean of the NameNode."""
-        address = f"http://{self.host}/jmx?qry=Hadoop:service=NameNode,name={name}"
+    def _is_registered(self, who: str) -> bool:
+        """Tell whether the NameNode has heard of a DataNode since it was started."""
+        if who == "nn":
+            return True
+        host = f"127.0.0.1:{self._datanode_ports[int(who[2:])][1]}"
+        actors = json.loads(self.jmx("DataNodeInfo", "DataNode", host)["BPServiceActorInfo"])
+        return all(actor["ActorState"] == "RUNNING" for actor in actors)
+
+    def jmx(self, name: str, service: str = "NameNode", host: str | None = None) -> dict[str, Any]:
+        """Return one bean of a server."""
+        address = f"http://{host or self.host}/jmx?qry=Hadoop:service={service},name={name}"
         with urllib.request.urlopen(address, timeout=5) as answer:
             bean: dict[str, Any] = json.load(answer)["beans"][0]
             return bean
@@ -213,9 +225,9 @@ class HdfsCluster:
         conf = self.folder / f"conf-{who}"
         for app in ("hdfs", "datanode"):  # its HTTP servers look for these folders, which the jars do not hold
             (conf / "webapps" / app).mkdir(parents=True, exist_ok=True)
-        core = {"fs.defaultFS": f"hdfs://127.0.0.1:{self._rpc}", "hadoop.tmp.dir": f"{self.folder}/tmp"}
+        core = {"fs.defaultFS": f"hdfs://127.0.0.1:{self.rpc_port}", "hadoop.tmp.dir": f"{self.folder}/tmp"}
         hdfs = {
-            "dfs.namenode.rpc-address": f"127.0.0.1:{self._rpc}",
+            "dfs.namenode.rpc-address": f"127.0.0.1:{self.rpc_port}",
             "dfs.namenode.http-address": self.host,
             "dfs.namenode.name.dir": f"file://{self.folder}/nn",
             "dfs.replication": min(self.datanodes, 2),
