@@ -35,7 +35,7 @@ def open(
     ----------
     url : str or path
         A folder, ``file://...``, ``memory://name`` or ``hdfs://[user@]namenode:9870[,namenode2:9870]/folder``: the
-        ports are those where the NameNodes answer HTTP (HTTPS: ``swebhdfs://``).
+        ports are those where the NameNodes answer HTTP (HTTPS: ``swebhdfs://``). Or a URL of fsspec, ``s3://...``.
     mode : {"a", "r"}
         "a" reads and writes; a missing store is made by the first commit. "r" writes nothing, and a missing store is
         NotFound. Any number of readers may open a store that is being written.
@@ -59,8 +59,8 @@ def open(
     max_pending : int
         States in memory beside the reconstruction; `commit` waits while there are as many.
     storage_options : dict, optional
-        For HDFS: ``requests_session`` (Kerberos, certificates, proxies), ``user_name``, ``replication``,
-        ``block_bytes``, ``connect_seconds``, ``read_seconds``, ``patience_seconds``.
+        For fsspec what its file system takes. For HDFS ``requests_session`` (Kerberos, certificates, proxies),
+        ``user_name``, ``replication``, ``block_bytes``, ``connect_seconds``, ``read_seconds``, ``patience_seconds``.
 
     Returns
     -------

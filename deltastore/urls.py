@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from deltastore.errors import InvalidInput
 from deltastore.tiers.base import Tier
+from deltastore.tiers.fsspec_tier import FsspecTier
 from deltastore.tiers.hdfs import HdfsTier
 from deltastore.tiers.hdfs_connection import HdfsOptions
 from deltastore.tiers.local import LocalTier
@@ -28,12 +29,15 @@ def open_tier(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | 
     Parameters
     ----------
     storage_options : mapping, optional
-        For ``hdfs://`` the fields of :class:`HdfsOptions`, such as ``requests_session``.
+        For ``hdfs://`` the fields of :class:`HdfsOptions`, such as ``requests_session``; for all but that, folders,
+        ``file://`` and ``memory://``, what fsspec's file system takes.
 
     Raises
     ------
     InvalidInput
-        A scheme that this version does not know.
+        A scheme that neither we nor fsspec know.
+    MissingDependency
+        The package that such a place needs is not installed.
     """
     if not isinstance(url, str | os.PathLike):
         raise InvalidInput(f"{url!r} is no URL: give a folder, or memory://name", url=repr(url))
@@ -46,6 +50,8 @@ def open_tier(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | 
         raise InvalidInput(f"{text}: write ? and # in a URL as %3F and %23", url=text)
     if parts.scheme in _HDFS_PORTS:
         return _open_hdfs(text, parts, options)
+    if "://" in text and parts.scheme not in ("memory", "file"):
+        return FsspecTier(text, options)
     if options:
         raise InvalidInput(f"{text}: storage_options are for remote places; this one takes none", url=text)
     if "://" not in text:
@@ -56,9 +62,7 @@ def open_tier(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | 
         raise InvalidInput(
             f"{text}: {parts.netloc!r} would be a host; a file URL has three slashes: file:///folder", url=text
         )
-    if parts.scheme == "file":
-        return LocalTier(Path(unquote(parts.path)))
-    raise InvalidInput(f"{text}: this version stores in a folder, file://, memory:// or hdfs://", url=text)
+    return LocalTier(Path(unquote(parts.path)))
 
 
 def _open_hdfs(url: str, parts: SplitResult, options: dict[str, Any]) -> HdfsTier:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from deltastore.errors import InvalidInput
+from deltastore.errors import InvalidInput, MissingDependency
+from deltastore.tiers.fsspec_tier import FsspecTier
 from deltastore.tiers.hdfs import HdfsTier
 from deltastore.tiers.local import LocalTier
 from deltastore.tiers.memory import MemoryTier
@@ -81,9 +82,25 @@ def test_storage_options() -> None:
             open_tier(url, {"user_name": "me"})
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/run", "https://h/run", "c://x", "://x", "file+x:///a"])
-def test_schemes_that_this_version_does_not_know(url: str) -> None:
-    with pytest.raises(InvalidInput, match="folder, file://, memory:// or hdfs://") as caught:
+def test_fsspec_opens_the_rest() -> None:
+    tier = open_tier("local:///tmp/a/run/")
+    assert isinstance(tier, FsspecTier)
+    assert (tier.url, tier.root) == ("local:///tmp/a/run", "/tmp/a/run")
+
+
+def test_webhdfs_of_fsspec_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="write hdfs://namenode:9870/folder instead"):
+        open_tier("webhdfs://nn/run")
+
+
+def test_a_file_system_that_is_not_installed() -> None:
+    with pytest.raises(MissingDependency, match=r"(?i)oss"):
+        open_tier("oss://bucket/run")
+
+
+@pytest.mark.parametrize("url", ["c://x", "://x", "file+x:///a"])
+def test_schemes_that_nobody_knows(url: str) -> None:
+    with pytest.raises(InvalidInput, match="folder, file://, memory:// or hdfs://, nor") as caught:
         open_tier(url)
     assert caught.value.url == url
 
