@@ -191,7 +191,7 @@ class HdfsTier:
         check_target(staged.name)
         path, inode = self._find(staged)
         folder = folder_of(staged.name)
-        if "/" in folder:
+        if folder and folder not in FOLDERS:
             self._hdfs.make_folder(f"{self.root}/{folder}")
         if not self._hdfs.rename(path, f"{self.root}/{staged.name}", inode):
             raise AlreadyExists(f"{self.url}: {staged.name} exists", file=staged.name)
