@@ -50,7 +50,7 @@ def open_tier(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | 
         raise InvalidInput(f"{text}: write ? and # in a URL as %3F and %23", url=text)
     if parts.scheme in _HDFS_PORTS:
         return _open_hdfs(text, parts, options)
-    if "://" in text and parts.scheme not in ("memory", "file"):
+    if is_remote(text):
         return FsspecTier(text, options)
     if options:
         raise InvalidInput(f"{text}: storage_options are for remote places; this one takes none", url=text)
@@ -63,6 +63,12 @@ def open_tier(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | 
             f"{text}: {parts.netloc!r} would be a host; a file URL has three slashes: file:///folder", url=text
         )
     return LocalTier(Path(unquote(parts.path)))
+
+
+def is_remote(url: str | os.PathLike[str]) -> bool:
+    """Tell whether a URL names a place that storage_options are for."""
+    scheme, separator, _ = os.fspath(url).partition("://")
+    return bool(separator) and scheme.lower() not in ("memory", "file")
 
 
 def _open_hdfs(url: str, parts: SplitResult, options: dict[str, Any]) -> HdfsTier:

@@ -109,7 +109,10 @@ def free_ports() -> Iterator[int]:
 
 
 class HdfsCluster:
-    """One NameNode ("nn") and some DataNodes ("dn0", "dn1", ...); a context manager that starts and stops them."""
+    """One NameNode ("nn") and some DataNodes ("dn0", "dn1", ...); a context manager that starts and stops them.
+
+    Start them from the main thread: they end with the thread that started them, so that none is left behind.
+    """
 
     def __init__(
         self, folder: Path, version: str = HADOOP, datanodes: int = 2, settings: Mapping[str, Any] = {}

@@ -36,22 +36,6 @@ def tier(url: str) -> HdfsTier:
     return tier
 
 
-@pytest.fixture
-def whole(cluster: HdfsCluster) -> Iterator[HdfsCluster]:
-    """Give a cluster to break, and mend it afterwards."""
-    yield cluster
-    for who, process in list(cluster.processes.items()):
-        process.send_signal(signal.SIGCONT)
-        if process.poll() is not None:
-            cluster.kill(who)
-    if "nn" not in cluster.processes:
-        cluster.start_namenode()
-    for number in range(cluster.datanodes):
-        if f"dn{number}" not in cluster.processes:
-            cluster.start_datanode(number)
-    cluster.wait()
-
-
 class Trap:
     """A file in parts, which can be sent again; something happens while it is sent for the first time."""
 
