@@ -40,7 +40,7 @@ def open(
         "a" reads and writes; a missing store is made by the first commit. "r" writes nothing, and a missing store is
         NotFound. Any number of readers may open a store that is being written.
     tiers : sequence of str
-        Further places to flush to; not part of this version.
+        Further places to flush to; not part of this version. :func:`deltastore.push` gives commits to another place.
     retention : dict, optional
         ``{"keep_last": n, "keep_every": k}``: after each commit, delete what no kept commit needs.
     pickle : {"trust"}, optional
@@ -81,7 +81,8 @@ def open(
         raise InvalidInput(f"mode is {mode!r}, expected 'a' (read and write) or 'r' (read only)")
     if tiers or max_local_bytes is not None or max_lag_steps is not None:
         raise InvalidInput(
-            "tiers, max_local_bytes and max_lag_steps belong to tiered stores, which are not part of this version"
+            "tiers, max_local_bytes and max_lag_steps belong to tiered stores, which are not part of this version;"
+            " deltastore.push gives another place the commits of this one"
         )
     if pickle not in (None, "trust"):
         raise InvalidInput(f"pickle is {pickle!r}, expected None or 'trust'")

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 from xml.sax.saxutils import escape
 
-HADOOP = "3.5.0"
+HADOOP = os.environ.get("DELTASTORE_HADOOP", "3.5.0")
 SLF4J = "1.7.36"  # what slf4j-api resolves to in Hadoop 3.3 to 3.5
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltastore-tests"
 READY_SECONDS = 90.0
