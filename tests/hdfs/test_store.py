@@ -150,3 +150,26 @@ def test_the_command_line(filled: str) -> None:
     done = run("-m", "deltastore.cli", "log", filled)
     assert done.returncode == 0, done.stderr
     assert "first" in done.stdout
+
+
+MEMORY = """
+import resource, sys
+from deltastore.urls import open_tier
+tier = open_tier(sys.argv[1])
+tier.create()
+tier.publish_new("packs/small", [bytes(1 << 20)], "s")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+piece = bytes(1 << 20)
+tier.publish_new("packs/large", (piece for _ in range(256)), "s")
+with tier.open("packs/large") as file:
+    target = memoryview(bytearray(8 << 20))
+    for at in range(0, file.size, target.nbytes):
+        file.readinto(at, [target])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def test_memory_stays_flat(url: str) -> None:
+    done = run("-c", MEMORY, url)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 48, "MiB more for a file of 256"
