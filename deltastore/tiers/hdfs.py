@@ -14,6 +14,7 @@ where those who have it open still read it, by its inode, until the grace period
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 import time
@@ -139,7 +140,8 @@ class HdfsTier:
         try:
             self.publish(staged)
         except BaseException:
-            self.discard(staged)
+            with contextlib.suppress(Backend):  # what went wrong before says more
+                self.discard(staged)
             raise
         return staged.size
 

@@ -106,6 +106,8 @@ class WebHdfs:
             return bool(moved) or lost
         if found is not None:
             raise self._hdfs.error("renaming", source, Trouble(errno.EISDIR, f"{target} is a folder"))
+        if moved:
+            raise OutcomeUnknown(f"HDFS {self._hdfs.where}: {target} was published, and is not there", file=target)
         missing = self.status(source) is None
         text = f"{source} is not there any more" if missing else f"HDFS refused to move it to {target}"
         raise self._hdfs.error("renaming", source, Trouble(errno.ENOENT if missing else errno.EIO, text))
