@@ -33,6 +33,8 @@ def _put_in_memory(system: Any, local: str, path: str, _scratch: str) -> None:
 def _link(_system: Any, local: str, path: str, scratch: str) -> None:
     """Copy, sync and link, for fsspec's own ``mv`` replaces."""
     temporary = f"{scratch}/{secrets.token_hex(8)}"
+    for folder in (scratch, os.path.dirname(path)):
+        os.makedirs(folder, exist_ok=True)
     try:
         shutil.copyfile(local, temporary)
         _sync(temporary)

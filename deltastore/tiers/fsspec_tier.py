@@ -26,7 +26,6 @@ from deltastore.errors import (
     OutcomeUnknown,
 )
 from deltastore.tiers.base import (
-    FOLDERS,
     LOCK,
     Buffer,
     FileInfo,
@@ -39,7 +38,6 @@ from deltastore.tiers.base import (
     check_name,
     check_session,
     check_target,
-    folder_of,
     is_segment,
 )
 from deltastore.tiers.fsspec_file import FsspecFile, HeldFile, KeptFile, RangedFile
@@ -111,11 +109,8 @@ class FsspecTier:
             return any(self._system.exists(f"{self.root}/{name}") for name in ("FORMAT.json", "packs"))
 
     def create(self) -> None:
-        """Make the folders, where there are any, and make sure that of two publishers the first wins."""
+        """Make sure that of two publishers the first wins; folders come with their files."""
         self.check_writable()
-        with _calling(f"making the store {self.url}", ""):
-            for name in FOLDERS:
-                self._system.makedirs(f"{self.root}/{name}", exist_ok=True)
         self._made = True
         require_first_wins(self, self._remove)
 
@@ -168,8 +163,6 @@ class FsspecTier:
             kind: type[DeltaStoreError] = AlreadyExists if taken else Backend
             raise kind(f"{self.url}: {staged.name} {'exists' if taken else 'is not staged any more'}", file=staged.name)
         try:
-            if folder_of(staged.name):
-                self._system.makedirs(f"{self.root}/{folder_of(staged.name)}", exist_ok=True)
             assert self._publisher is not None  # noqa: S101 - create() refuses such a place
             self._publisher(self._system, local, path, f"{self.root}/{_SCRATCH}")
         except FileExistsError as error:
