@@ -19,7 +19,7 @@ PIP := -m pip --disable-pip-version-check
 # Extra arguments: make test ARGS="-k tree", make demo ARGS="--help".
 ARGS ?=
 
-.PHONY: help setup demo test lint format bench bench-quality soak golden clean
+.PHONY: help setup demo hdfs test test-hdfs-all lint format bench bench-quality soak golden clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,14 @@ demo: setup ## the main job: train, kill, resume, read one old step
 test: setup ## all tests but the soak ones, then the golden packs with the newest zarr
 	$(BIN)/python -m pytest $(ARGS)
 	@$(MAKE) --no-print-directory golden
+
+hdfs: setup ## start an HDFS to play with and print the command that opens a store on it (Java 17 and Maven)
+	$(BIN)/python -m tests.hdfs.cluster runs/hdfs $(ARGS)
+
+test-hdfs-all: setup ## the tests on HDFS once for each of three versions of Hadoop
+	@set -e; for version in 3.5.0 3.4.3 3.3.6; do \
+	  echo "test-hdfs-all: Hadoop $$version"; DELTASTORE_HADOOP=$$version $(BIN)/python -m pytest tests/hdfs $(ARGS); \
+	done
 
 lint: setup ## ruff, mypy and the import rule
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deltastore.handle import Handle
     from deltastore.opening import open
     from deltastore.policy import Policy
+    from deltastore.pushing import push
     from deltastore.reader import LazyTensor, Report, State
     from deltastore.store import Store
 
@@ -34,6 +35,7 @@ __all__ = [
     "errors",
     "formats",
     "open",
+    "push",
 ]
 
 _HOME = {
@@ -44,6 +46,7 @@ _HOME = {
     "State": "deltastore.reader",
     "Store": "deltastore.store",
     "open": "deltastore.opening",
+    "push": "deltastore.pushing",
 }
 _SUBPACKAGES = frozenset({"adapters", "errors", "formats"})
 

@@ -27,18 +27,20 @@ def open(
     on_limit: str = "wait",
     codec: str = "auto",
     max_pending: int = 2,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
     """Open a store; nothing is written before the first commit.
 
     Parameters
     ----------
     url : str or path
-        A folder, ``file://...`` or ``memory://name``.
+        A folder, ``file://...``, ``memory://name`` or ``hdfs://[user@]namenode:9870[,namenode2:9870]/folder``: the
+        ports are those where the NameNodes answer HTTP (HTTPS: ``swebhdfs://``). Or a URL of fsspec, ``s3://...``.
     mode : {"a", "r"}
         "a" reads and writes; a missing store is made by the first commit. "r" writes nothing, and a missing store is
         NotFound. Any number of readers may open a store that is being written.
     tiers : sequence of str
-        Further places to flush to; not part of this version.
+        Further places to flush to; not part of this version. :func:`deltastore.push` gives commits to another place.
     retention : dict, optional
         ``{"keep_last": n, "keep_every": k}``: after each commit, delete what no kept commit needs.
     pickle : {"trust"}, optional
@@ -56,6 +58,9 @@ def open(
         How bases are stored.
     max_pending : int
         States in memory beside the reconstruction; `commit` waits while there are as many.
+    storage_options : dict, optional
+        For fsspec what its file system takes. For HDFS ``requests_session`` (Kerberos, certificates, proxies),
+        ``user_name``, ``replication``, ``block_bytes``, ``connect_seconds``, ``read_seconds``, ``patience_seconds``.
 
     Returns
     -------
@@ -76,7 +81,8 @@ def open(
         raise InvalidInput(f"mode is {mode!r}, expected 'a' (read and write) or 'r' (read only)")
     if tiers or max_local_bytes is not None or max_lag_steps is not None:
         raise InvalidInput(
-            "tiers, max_local_bytes and max_lag_steps belong to tiered stores, which are not part of this version"
+            "tiers, max_local_bytes and max_lag_steps belong to tiered stores, which are not part of this version;"
+            " deltastore.push gives another place the commits of this one"
         )
     if pickle not in (None, "trust"):
         raise InvalidInput(f"pickle is {pickle!r}, expected None or 'trust'")
@@ -92,7 +98,7 @@ def open(
         give_up_seconds=3.0 if max_lag_seconds is None else float(max_lag_seconds),
         wait_for_space=max_lag_seconds is not None and on_limit == "wait",
     )
-    tier = open_tier(url)
+    tier = open_tier(url, storage_options)
     return Store(
         tier,
         writable=mode == "a",

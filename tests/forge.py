@@ -16,7 +16,8 @@ from typing import Any
 
 import zstandard
 
-from deltastore.ondisk.codecs import crc32, crc32c
+from deltastore.checksums import crc32c
+from deltastore.ondisk.codecs import crc32
 from deltastore.ondisk.index import INDEX_ENTRY, layout_entry, record_entry
 from deltastore.ondisk.trailer import TRAILER_BYTES, Trailer, encode_trailer, parse_trailer
 from deltastore.ondisk.zipfile64 import ZipEntry, central_record, end_records, local_header

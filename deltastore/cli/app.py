@@ -20,6 +20,7 @@ from deltastore.cli.log import log
 from deltastore.cli.ls import ls
 from deltastore.cli.output import logging_to_stderr, print_error, print_json, print_traceback, shorten
 from deltastore.cli.prune import prune
+from deltastore.cli.push import push
 from deltastore.cli.show import show
 from deltastore.cli.tag import tag
 from deltastore.cli.verify import verify
@@ -29,7 +30,7 @@ from deltastore.errors import Backend, DeltaStoreError, Internal
 HELP = """Every training step a durable, addressable version: look at a store, read from it, check it.
 
 \b
-A store is a folder, or a file:// URL. A commit is named by REF:
+A store is a folder or a URL, such as hdfs://. A commit is named by REF:
   1200          the newest commit of this step
   latest        the newest commit; latest~3 the third before it
   best          a tag
@@ -162,7 +163,7 @@ def _root(
     ctx.obj.traceback = traceback
 
 
-for _verb in (demo, log, show, ls, get, import_, export, verify, tag, prune):
+for _verb in (demo, log, show, ls, get, import_, export, verify, tag, prune, push):
     app.command(_verb.__name__.rstrip("_"), help=sys.modules[_verb.__module__].HELP)(_verb)
 
 

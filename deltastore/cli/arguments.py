@@ -30,7 +30,7 @@ def _remember_json(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store: a folder, or a file:// URL.")]
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The store: a folder or a URL, such as hdfs://.")]
 RefArgument = Annotated[str, typer.Argument(metavar="REF", help="Step, latest, latest~N, tag or commit id.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", callback=_remember_json, help="Print one JSON document and nothing else.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from deltastore.checksums import crc32c
 from deltastore.layers.encoded import BLOCK_ELEMENTS
-from deltastore.ondisk.codecs import bytes_of, crc32c
+from deltastore.ondisk.codecs import bytes_of
 
 MAX_SHARES = 16
 

@@ -1,4 +1,4 @@
-"""Chunks: values <-> stored bytes (spec 4.3). The door to numcodecs, crc32c and isal."""
+"""Chunks: values <-> stored bytes (spec 4.3). The door to numcodecs and isal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from crc32c import crc32c as _crc32c
 from isal import isal_zlib
 from numcodecs import blosc
 
+from deltastore.checksums import crc32c
 from deltastore.errors import Corruption
 
 Buffer: TypeAlias = bytes | memoryview
@@ -26,11 +26,6 @@ CHECKSUM_BYTES = 4
 _BLOSC_HEADER = struct.Struct("<BBBBIII")
 _BLOSC_COPIED = 2
 """Flag of a buffer whose values were not compressed: no blocks, the bytes follow the header."""
-
-
-def crc32c(data: Buffer, crc: int = 0) -> int:
-    """Return the CRC-32C of `data`, continuing `crc`."""
-    return int(_crc32c(data, crc))
 
 
 def crc32(data: Buffer, crc: int = 0) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from deltastore.checksums import crc32c
 from deltastore.errors import Backend, Corruption, Internal
-from deltastore.ondisk.codecs import Buffer, EncodedChunk, crc32, crc32c, encode_chunk
+from deltastore.ondisk.codecs import Buffer, EncodedChunk, crc32, encode_chunk
 from deltastore.ondisk.index import (
     FORMAT_MAJOR,
     FORMAT_MINOR,

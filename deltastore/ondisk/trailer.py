@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from deltastore.checksums import crc32c
 from deltastore.errors import Corruption
-from deltastore.ondisk.codecs import crc32c
 from deltastore.ondisk.limits import MAX_TAIL_BYTES
 
 MAGIC = b"DSPACK01"

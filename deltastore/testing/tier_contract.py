@@ -221,6 +221,12 @@ class TierContract:
         assert made.list("tag") == [] == made.list("packs") == made.list("cache")
         assert set(names) <= {info.name for info in made.list("")}
 
+    def test_folders_are_made(self, made: Tier) -> None:
+        """A file may go into a folder that ``create`` did not make, however deep."""
+        for name in ("cache/a", "tags/x/y/z"):
+            made.publish_new(name, [b"x"], SESSION)
+            assert made.read(name) == b"x"
+
     def test_ranges(self, made: Tier) -> None:
         """Any range, into any number of buffers, in any order."""
         data = bytes(range(256)) * 40

@@ -204,11 +204,11 @@ class Tier(Protocol):
 
     @property
     def name(self) -> str:
-        """The kind of tier, as users write it: "memory", "local"."""
+        """The kind of tier, as users write it: "memory", "local", "remote"."""
 
     @property
     def url(self) -> str:
-        """What opens the same place again: an absolute folder, ``memory://name``."""
+        """What opens the same place again: an absolute folder, ``memory://name``, ``hdfs://namenode:9870/folder``."""
 
     def exists(self) -> bool:
         """Tell whether a store is here: a FORMAT.json or a folder packs."""

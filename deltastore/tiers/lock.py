@@ -189,8 +189,8 @@ def acquire(ops: PosixOps, path: str, facts: Owner) -> FileLock:
     raise conflict(ops, path, record)
 
 
-def conflict(ops: PosixOps, where: str, record: Owner | None) -> DeltaStoreError:
-    """Return the error for a writer that came second."""
+def conflict(ops: PosixOps, where: str, record: Owner | None, advice: str = "") -> DeltaStoreError:
+    """Return the error for a writer that came second; ``advice`` says what else may be done."""
     if record is None:
         owner = "a writer that left no record of itself"
     else:
@@ -201,7 +201,7 @@ def conflict(ops: PosixOps, where: str, record: Owner | None) -> DeltaStoreError
                 " (not seen here any more: it runs in another container, or a process that it started has the lock)"
             )
     return Conflict(
-        f"{where}: another writer holds this store: {owner}; end it, or open the store with mode='r'",
+        f"{where}: another writer holds this store: {owner}; end it, or open the store with mode='r'{advice}",
         where=where,
         host=record["host"] if record else None,
         pid=record["pid"] if record else None,

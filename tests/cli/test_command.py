@@ -70,8 +70,8 @@ def test_commits_are_not_counted_by_a_minus(run: Run) -> None:
 
 
 def test_help_names_no_places_that_this_version_lacks(run: Run) -> None:
-    assert "a folder, or a file:// URL" in run("--help").out
-    assert "a folder, or a file:// URL" in run("log", "--help").out
+    assert "a folder or a URL" in run("--help").out
+    assert "a folder or a URL" in run("log", "--help").out
 
 
 def fail_by(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

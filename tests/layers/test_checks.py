@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltastore.checksums import crc32c
 from deltastore.layers.checks import MAX_SHARES, covered_crc
 from deltastore.layers.encoded import BLOCK_ELEMENTS
-from deltastore.ondisk.codecs import crc32c
 
 B = BLOCK_ELEMENTS
 

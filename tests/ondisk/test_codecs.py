@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs import blosc
 
+from deltastore.checksums import crc32c
 from deltastore.dtypes import LOGICAL
 from deltastore.errors import Corruption
 from deltastore.ondisk.codecs import (
@@ -24,7 +25,6 @@ from deltastore.ondisk.codecs import (
     check_stored,
     content_digest,
     crc32,
-    crc32c,
     decode_blosc,
     decode_blosc_part,
     digest_values,

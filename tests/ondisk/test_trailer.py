@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltastore.checksums import crc32c
 from deltastore.errors import Corruption
-from deltastore.ondisk.codecs import crc32c
 from deltastore.ondisk.limits import MAX_TAIL_BYTES
 from deltastore.ondisk.trailer import (
     MAGIC,

@@ -1,4 +1,4 @@
-"""Both tiers, and a local one on a simulated disk, keep the contract."""
+"""The tiers keep the contract, also on a simulated disk and below fsspec; HDFS has tests of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from deltastore.testing.faulty import FaultyTier, no_faults
 from deltastore.testing.powerloss import SimulatedDisk
 from deltastore.testing.tier_contract import TierContract
 from deltastore.tiers.base import Tier
+from deltastore.tiers.fsspec_tier import FsspecTier
 from deltastore.tiers.local import LocalTier
 from deltastore.tiers.memory import MemoryTier
 
@@ -33,6 +34,24 @@ class TestLocalTier(TierContract):
 
     def again(self, tier: Tier) -> Tier:
         return LocalTier(tier.url)
+
+
+class TestFsspecMemory(TierContract):
+    @pytest.fixture
+    def tier(self) -> Tier:
+        return FsspecTier(f"memory://contract-{next(_numbers)}/store")
+
+    def again(self, tier: Tier) -> Tier:
+        return FsspecTier(tier.url)
+
+
+class TestFsspecFile(TierContract):
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Tier:
+        return FsspecTier(f"file://{tmp_path}/new/store")
+
+    def again(self, tier: Tier) -> Tier:
+        return FsspecTier(tier.url)
 
 
 class TestFaultyTier(TestLocalTier):
