@@ -204,7 +204,7 @@ def test_an_exception_drains_the_queue_and_reads_no_tensor(run_script: RunScript
     body = """
 with Checkpointer(root, interval=3, **run.objects) as checkpointer:
     losses_of(run, range(5), checkpointer)
-    checkpointer._capture = None  # whoever asked for the state now would fail
+    checkpointer._capture.take = None  # whoever asked for the state now would fail
     raise ZeroDivisionError("the user's own")
 """
     ended = run_script(script(body))

@@ -158,7 +158,7 @@ def test_an_empty_store(run: Run, tmp_path: Path) -> None:
 
 def test_show(run: Run, small: Path) -> None:
     document = run("show", small, "best", "--json").document
-    assert document.keys() == {"store", "commit", "chain", "parts"}
+    assert document.keys() == {"store", "commit", "chain", "parts", "predictions"}
     require_commit(document["commit"])
     assert document["commit"]["step"] == 2
     assert document["chain"] == {"commits": 1, "bytes": document["commit"]["bytes"], "base_step": 2}
