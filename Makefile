@@ -16,6 +16,8 @@ INSTALLED := .venv/.installed
 ZARR_BIN := .venv-zarr/bin
 ZARR_INSTALLED := .venv-zarr/.installed
 PIP := -m pip --disable-pip-version-check
+# Processes that run tests side by side: most tests wait for a disk, a child or a server now and then.
+WORKERS ?= 2
 # Extra arguments: make test ARGS="-k tree", make demo ARGS="--help".
 ARGS ?=
 
@@ -30,7 +32,7 @@ demo: setup ## the main job: train, kill, resume, read one old step
 	$(BIN)/deltastore demo $(ARGS)
 
 test: setup ## all tests but the soak ones, then the golden packs with the newest zarr
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 	@$(MAKE) --no-print-directory golden
 
 hdfs: setup ## start an HDFS to play with and print the command that opens a store on it (Java 17 and Maven)

@@ -35,6 +35,7 @@ settings.load_profile(PROFILE)
 
 SEED_VARIABLE = "DELTASTORE_TEST_SEED"
 SESSION_SEED = int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(2**32))
+os.environ[SEED_VARIABLE] = str(SESSION_SEED)  # the processes that run tests side by side draw the same
 
 WATCHDOG_GRACE_SECONDS = 60.0
 _stderr_key = pytest.StashKey[int]()
@@ -54,6 +55,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:  # side by side run files; what shares one HDFS stays together
+        group = next((part for part in item.path.parts if part == "hdfs"), item.path.name)
+        item.add_marker(pytest.mark.xdist_group(group))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or _has_cuda():
         return
