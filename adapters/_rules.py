@@ -43,7 +43,8 @@ class OptimizerWatch:
             self._steps.append([_constants(group) for group in optimizer.param_groups])
         if self.keeps_gradients:
             parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            self._gradients = {id(p): p.grad for p in parameters if p.grad is not None}
+            # Not those of a device: a reference would keep memory there that the next step needs.
+            self._gradients = {id(p): p.grad for p in parameters if p.grad is not None and p.grad.is_cpu}
 
     def gradients(self) -> dict[int, np.ndarray]:
         """Return the gradients of the last step, by ``id`` of their parameters; those that are plain CPU float32."""

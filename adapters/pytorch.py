@@ -136,7 +136,8 @@ class Checkpointer:
         self._newest: int | None = None
         self._newest_handle: Handle | None = None
         self._is_lossless = policy is None or policy.exact
-        if self._is_lossless and (policy is None or policy.prediction != HOLD):
+        # Gradients of one step replay one step: with an interval they would only take memory.
+        if self._is_lossless and interval == 1 and (policy is None or policy.prediction != HOLD):
             self._capture.keep_gradients()
         self._pending = Pending()
         self.extra: dict[str, Any] = {}
