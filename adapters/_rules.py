@@ -59,7 +59,8 @@ class OptimizerWatch:
         """Begin anew: the state is that of a commit."""
         self._steps = []
         self._gradients = {}
-        self._counts = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
+        if self._is_adam or self._is_sgd:
+            self._counts = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
 
     def rules(self) -> dict[int, Rule]:
         """Return the rule of each parameter, by its ``id``; none where nothing is known or nothing moved."""
