@@ -178,11 +178,11 @@ def test_a_pack_of_a_newer_minor_version(chain: Path) -> None:
 
 def test_an_unknown_feature(chain: Path) -> None:
     """The commit is refused with the feature's name, and so are those that need it; bases are read."""
-    forge(chain, 12, lambda pack: pack.record.update(requires=["adam", "codes", "xor"]))
+    forge(chain, 12, lambda pack: pack.record.update(requires=["adam", "lion", "xor"]))
     read, errors = steps_read(chain)
     assert read == [0, 1, 2, 3, 4, 5, 10, 11]
     assert type(errors[0]) is UnsupportedFormat
-    assert "needs adam, codes" in str(errors[0])
+    assert "needs adam, lion" in str(errors[0])
     assert "step 12" in str(errors[0])
 
 

@@ -59,9 +59,14 @@ _SETTINGS: Mapping[str, Any] = {
 }
 
 
-def missing_tools() -> list[str]:
-    """Return which of the programs that an HDFS needs are not installed."""
-    return [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
+FETCH_SECONDS = 240
+
+
+def require_tools() -> None:
+    """Raise RuntimeError if a program that an HDFS needs is not installed."""
+    missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
+    if missing:
+        raise RuntimeError(f"{' and '.join(missing)} not installed (Java 17 and Maven start one)")
 
 
 def fetch_jars(version: str = HADOOP) -> Path:
@@ -85,13 +90,16 @@ def fetch_jars(version: str = HADOOP) -> Path:
     )
     command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
     try:
-        subprocess.run([*command, f"-DoutputDirectory={building}"], check=True, capture_output=True, text=True)
+        command = [*command, f"-DoutputDirectory={building}"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=FETCH_SECONDS)
         for second_binding in [*building.glob("slf4j-log4j12-*"), *building.glob("log4j-1.2.*")]:
             second_binding.unlink()  # Hadoop 3.3 brings another one along
         with contextlib.suppress(OSError):  # the other run was faster
             building.rename(folder)
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"Maven could not fetch Hadoop {version}: {error.stdout}{error.stderr}") from error
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"Maven did not fetch Hadoop {version} within {FETCH_SECONDS} s") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
