@@ -98,6 +98,14 @@ class Capture:
         }
         self._is_checked = selection.is_all
 
+    def unpredicted(self) -> list[str]:
+        """Return the optimizers whose steps nobody can predict, by name and class."""
+        return [
+            f"{name} ({type(self.objects[name]).__name__})"
+            for name, watch in self._watches.items()
+            if not watch.is_known
+        ]
+
     def keep_gradients(self) -> None:
         """Take the gradients of the optimizers too, from their next step on."""
         for watch in self._watches.values():

@@ -29,8 +29,13 @@ class OptimizerWatch:
         """Hold on to the gradients of the last step: an exact commit stores them in place of what they did."""
         self._gradients: dict[int, torch.Tensor] = {}
         self._handle: Any = None
-        if self._is_adam or self._is_sgd:
+        if self.is_known:
             self._handle = optimizer.register_step_post_hook(self._stepped)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its steps can be predicted."""
+        return self._is_adam or self._is_sgd
 
     def close(self) -> None:
         """Take the hook away."""
@@ -59,12 +64,12 @@ class OptimizerWatch:
         """Begin anew: the state is that of a commit."""
         self._steps = []
         self._gradients = {}
-        if self._is_adam or self._is_sgd:
+        if self.is_known:
             self._counts = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
 
     def rules(self) -> dict[int, Rule]:
         """Return the rule of each parameter, by its ``id``; none where nothing is known or nothing moved."""
-        if not (self._is_adam or self._is_sgd):
+        if not self.is_known:
             return {}
         found: dict[int, Rule] = {}
         made: dict[tuple[Any, ...], Rule] = {}

@@ -139,6 +139,12 @@ class Checkpointer:
         # Gradients of one step replay one step: with an interval they would only take memory.
         if self._is_lossless and interval == 1 and (policy is None or policy.prediction != HOLD):
             self._capture.keep_gradients()
+        unpredicted = [] if policy is None or policy.exact or policy.prediction == HOLD else self._capture.unpredicted()
+        if unpredicted:
+            log.warning(
+                "%s: no prediction is known (of Adam, AdamW and SGD there is); each step stores what changed most",
+                ", ".join(unpredicted),
+            )
         self._pending = Pending()
         self.extra: dict[str, Any] = {}
 

@@ -18,6 +18,7 @@ from deltastore.layers.groups import Group, RuledGroup, replayable
 from deltastore.layers.importance import Target
 from deltastore.layers.replay import POOR_SHARE, Replay, replay_group
 from deltastore.layers.rules import Rule
+from deltastore.layers.self_test import kernels_agree
 from deltastore.layout import FORWARD, Layout, Partition
 from deltastore.ondisk.codecs import BLOSC, RAW, EncodedChunk, content_digest, encode_chunk
 from deltastore.ondisk.fidelity import CommitFidelity
@@ -193,6 +194,7 @@ def encode_bounded(
     if targets:
         budget = round((policy.budget or 0.0) * layout.bytes)
         groups = [g for g in state.groups(layout, policy, rules) if filtered.issuperset(g.group.partitions)]
+        groups = groups if groups and can_predict(state) else []
         if groups:
             predictions = _predict(layout, groups, buffers, updated, commit, state, budget, layers)
         if predictions:
@@ -210,6 +212,17 @@ def encode_bounded(
         layers += delta.layers
     reconstructed = {p.id: updated.get(p.id, buffers[p.id]) for p in layout.partitions}
     return EncodedLayers(layers, reconstructed, fidelity, predictions)
+
+
+def can_predict(state: FilterState) -> bool:
+    """Return whether this machine computes what the format says; the user is told once if it does not."""
+    if not kernels_agree() and not state.has_told_disagreement:
+        state.has_told_disagreement = True
+        log.warning(
+            "on this machine compiled code does not compute what the format says: steps are held, not predicted; "
+            "remove the folder __pycache__ of deltastore/layers, and tell us about this processor"
+        )
+    return kernels_agree()
 
 
 def _predict(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from deltastore.buffers import Buffers, StagedState
-from deltastore.deltas import EncodedLayers, Layers, Predictions, encode_base, encode_bounded, encode_exact
+from deltastore.deltas import EncodedLayers, Layers, Predictions, can_predict, encode_base, encode_bounded, encode_exact
 from deltastore.history.lineage import Segments
 from deltastore.layers.bounded import FilterState
 from deltastore.layers.checks import covered_crc
@@ -181,7 +181,7 @@ def _encode_delta(chain: ChainState, staged: StagedState, order: CommitOrder, co
             rec,
             order.id,
             codec,
-            groups=chain.filter.known_groups(staged.layout) if order.gradients else (),
+            groups=chain.filter.known_groups(staged.layout) if order.gradients and can_predict(chain.filter) else (),
             rules=order.rules,
             gradients=order.gradients,
         )

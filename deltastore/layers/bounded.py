@@ -58,6 +58,8 @@ class FilterState:
     """What the elements took that are exact beside filtered ones."""
     has_told_floor: bool = False
     """The user knows that the floor is larger than the budget."""
+    has_told_disagreement: bool = False
+    """The user knows that nothing is predicted."""
     coding: CodingState = field(default_factory=CodingState)
     _targets: tuple[Layout, Policy, list[Target]] | None = None
     _groups: tuple[Layout, list[Group]] | None = None

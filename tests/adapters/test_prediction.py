@@ -309,3 +309,17 @@ def test_an_unknown_optimizer_is_held(store: Store, caplog: pytest.LogCaptureFix
         store.flush()
         assert not predictions(store, 3)
         training.check(store.at(3))
+    assert "optimizer (RMSprop): no prediction is known" in caplog.text
+
+
+def test_a_machine_that_computes_otherwise_holds(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("deltastore.deltas.kernels_agree", lambda: False)
+    training = Training(OPTIMIZERS["adamw"])
+    with caplog.at_level(logging.WARNING), checkpointer(store, training) as ckpt:
+        run(training, ckpt, range(4))
+        store.flush()
+        assert not predictions(store, 3)
+        training.check(store.at(3))
+    assert caplog.text.count("does not compute what the format says") == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from deltastore.errors import Corruption
-from deltastore.layers import arithmetic, coding_kernels, prediction_kernels, replay_kernels
+from deltastore.layers import arithmetic, coding_kernels, prediction_kernels, replay_kernels, self_test
 from deltastore.layers.blocks import BLOCK_ELEMENTS, MIN_ROW, blocks_of
 from deltastore.layers.codes import CODES, FACTORS, LANE_BYTES, SCALES, pack, unpack
 from deltastore.layers.rules import AdamRule, AdamStep, Rule, SgdRule, as_floats, padded
@@ -117,6 +117,13 @@ def test_replays_equal_the_arithmetic_of_the_spec(data: st.DataObject, seed: int
     run(*fast, gradient, constants)
     arithmetic.replay(REPLAYS[rule.kind], slow, gradient, constants)
     assert all(same_bits(one, other) for one, other in zip(fast, slow, strict=True))
+
+
+def test_the_self_test_passes_here_and_finds_another_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert self_test.kernels_agree()
+    changed = prediction_kernels.sgd_blocks
+    monkeypatch.setattr(prediction_kernels, "sgd_blocks", lambda *a: changed(*a[:7], a[7] * np.float32(1.001), *a[8:]))
+    assert not self_test._predicts(SgdRule(0.9, True, ((0.1, 1.0),)))
 
 
 def test_a_block_without_a_rule_stays_as_it_is() -> None:
