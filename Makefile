@@ -40,7 +40,7 @@ hdfs: setup ## start an HDFS to play with and print the command that opens a sto
 
 test-hdfs-all: setup ## the tests on HDFS once for each of three versions of Hadoop
 	@set -e; for version in 3.5.0 3.4.3 3.3.6; do \
-	  echo "test-hdfs-all: Hadoop $$version"; DELTASTORE_HADOOP=$$version $(BIN)/python -m pytest tests/hdfs $(ARGS); \
+	  echo "test-hdfs-all: Hadoop $$version"; DELTASTORE_HADOOP=$$version $(BIN)/python -m pytest tests/hdfs -m '' $(ARGS); \
 	done
 
 lint: setup ## ruff, mypy and the import rule

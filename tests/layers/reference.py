@@ -77,7 +77,9 @@ class Filtered:
 def filtered(current: np.ndarray, rec: np.ndarray, first: int, last: int, threshold: float, dtype: str) -> Filtered:
     """Keep the elements first..last that differ and deviate by more than the threshold, or by nothing comparable."""
     narrow = narrow_deviations(current, rec, dtype)
-    waits = (narrow > 0) & (narrow <= np.float64(threshold))
+    # The threshold has the width of the deviations: 1e-45 is the smallest subnormal of binary32, 1.4e-45.
+    limit = np.float64(threshold if dtype == "float64" else np.float32(threshold))
+    waits = (narrow > 0) & (narrow <= limit)
     inside = np.zeros(len(current), bool)
     inside[first:last] = True
     places = np.flatnonzero(inside & (current != rec) & ~waits)
