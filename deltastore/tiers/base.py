@@ -29,14 +29,15 @@ See spec, chapters on publishing and on the lock.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
-from deltastore.errors import Backend, Corruption, InvalidInput
+from deltastore.errors import Backend, Corruption, DeltaStoreError, InvalidInput
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to write: anything whose buffer is C-contiguous."""
@@ -123,6 +124,17 @@ def check_range(where: str, size: int, offset: int, length: int) -> None:
 def backend_error(doing: str, file: str, error: OSError) -> Backend:
     """Return the error for a request that the system refused, with its errno and whether a retry may help."""
     return Backend(f"{doing}: {error}", errno=error.errno, transient=error.errno in _TRANSIENT, file=file)
+
+
+@contextlib.contextmanager
+def failing(doing: str, file: str) -> Iterator[None]:
+    """Turn an OSError of the system into Backend; errors of deltastore pass."""
+    try:
+        yield
+    except DeltaStoreError:
+        raise
+    except OSError as error:
+        raise backend_error(doing, file, error) from error
 
 
 def folder_of(name: str) -> str:
@@ -268,3 +280,15 @@ class Tier(Protocol):
 
     def end_session(self, session: str) -> None:
         """Remove what this session left below tmp."""
+
+
+def stage_and_publish(tier: Tier, name: str, parts: Iterable[Buffer], session: str) -> int:
+    """Do what :meth:`Tier.publish_new` promises by the other methods of a tier."""
+    staged = tier.stage(name, parts, session)
+    try:
+        tier.publish(staged)
+    except BaseException:
+        with contextlib.suppress(Backend):  # what went wrong before says more
+            tier.discard(staged)
+        raise
+    return staged.size

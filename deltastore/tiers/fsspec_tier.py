@@ -38,7 +38,9 @@ from deltastore.tiers.base import (
     check_name,
     check_session,
     check_target,
+    failing,
     is_segment,
+    stage_and_publish,
 )
 from deltastore.tiers.fsspec_file import FsspecFile, HeldFile, KeptFile, RangedFile
 from deltastore.tiers.fsspec_publish import PUBLISHERS
@@ -191,13 +193,7 @@ class FsspecTier:
 
     def publish_new(self, name: str, parts: Iterable[Buffer], session: str) -> int:
         """Stage and publish; return the size."""
-        staged = self.stage(name, parts, session)
-        try:
-            self.publish(staged)
-        except BaseException:
-            self.discard(staged)
-            raise
-        return staged.size
+        return stage_and_publish(self, name, parts, session)
 
     def list(self, folder: str) -> FileInfos:
         """Return every file below a folder ("" = all), sorted by name; a folder that is missing holds none."""
@@ -295,11 +291,10 @@ class FsspecTier:
 def _calling(doing: str, file: str) -> Iterator[None]:
     """Turn whatever a file system raises into Backend; errors of deltastore pass."""
     try:
-        yield
+        with failing(doing, file):
+            yield
     except DeltaStoreError:
         raise
-    except OSError as error:
-        raise backend_error(doing, file, error) from error
     except Exception as error:
         raise Backend(f"{doing}: {type(error).__name__}: {error}", transient=True, file=file) from error
 

@@ -14,7 +14,6 @@ where those who have it open still read it, by its inode, until the grace period
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import secrets
 import time
@@ -36,6 +35,7 @@ from deltastore.tiers.base import (
     check_target,
     folder_of,
     is_segment,
+    stage_and_publish,
 )
 from deltastore.tiers.hdfs_client import WebHdfs
 from deltastore.tiers.hdfs_connection import HdfsConnection, HdfsOptions
@@ -136,14 +136,7 @@ class HdfsTier:
 
     def publish_new(self, name: str, parts: Iterable[Buffer], session: str) -> int:
         """Stage and publish; return the size. On any error nothing is left below tmp."""
-        staged = self.stage(name, parts, session)
-        try:
-            self.publish(staged)
-        except BaseException:
-            with contextlib.suppress(Backend):  # what went wrong before says more
-                self.discard(staged)
-            raise
-        return staged.size
+        return stage_and_publish(self, name, parts, session)
 
     def list(self, folder: str) -> FileInfos:
         """Return every file below a folder ("" = all), sorted by name; a folder that is missing holds none."""

@@ -23,7 +23,6 @@ from deltastore.errors import (
     AlreadyExists,
     Backend,
     Corruption,
-    DeltaStoreError,
     InvalidInput,
     NotFound,
     OutcomeUnknown,
@@ -42,6 +41,7 @@ from deltastore.tiers.base import (
     check_range,
     check_session,
     check_target,
+    failing,
     folder_of,
     is_segment,
 )
@@ -82,7 +82,7 @@ class LocalFile:
         views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
         expected = sum(view.nbytes for view in views)
         check_range(self._path, self._size, offset, expected)
-        with _failing(f"reading {self._path}", self._path):
+        with failing(f"reading {self._path}", self._path):
             found = fill(self._ops, fd, views, offset)
         if found < expected:  # It was cut after we opened it.
             check_range(self._path, offset + found, offset, expected)
@@ -148,7 +148,7 @@ class LocalTier:
         while self._kind(path, follow=True) is None and path != os.path.dirname(path):
             missing.append(path)
             path = os.path.dirname(path)
-        with _failing(f"making the store {self.root}", self.root):
+        with failing(f"making the store {self.root}", self.root):
             # The deepest folder that exists may be as new as ours, made a moment ago by a script or by a killed
             # writer; we may lack the right to open the folder around it, which is then no doing of ours.
             with contextlib.suppress(PermissionError):
@@ -163,7 +163,7 @@ class LocalTier:
     def check_writable(self) -> None:
         """Raise Backend if writing here must fail: a file in the way, no permission, a read-only file system."""
         path = self.root
-        with _failing(f"{self.root} cannot be written", self.root):
+        with failing(f"{self.root} cannot be written", self.root):
             while self._kind(path, follow=True) is None:
                 if self._kind(path) is not None:
                     raise FileNotFoundError(errno.ENOENT, "a symbolic link that points to nothing", path)
@@ -177,7 +177,7 @@ class LocalTier:
         """Write a whole file below tmp/<session>/ and sync it; it stays invisible. See :class:`Tier`."""
         check_target(name)
         check_session(session)
-        with _failing(f"{self.root}: writing {name}", name):
+        with failing(f"{self.root}: writing {name}", name):
             fd, path = self._open_temporary(name, session)
             try:
                 try:
@@ -196,7 +196,7 @@ class LocalTier:
         check_target(staged.name)
         temporary, final = self._path(staged.token), self._path(staged.name)
         folders = self._folders_of(staged.name)
-        with _failing(f"{self.root}: publishing {staged.name}", staged.name):
+        with failing(f"{self.root}: publishing {staged.name}", staged.name):
             made = [self._make(folder) for folder in folders[1:]]
             self._link(temporary, final, staged.name)
         try:
@@ -217,7 +217,7 @@ class LocalTier:
 
     def discard(self, staged: Staged) -> None:
         """Remove a staged file that is not wanted any more; a published file is not touched."""
-        with _failing(f"{self.root}: discarding {staged.name}", staged.name), contextlib.suppress(FileNotFoundError):
+        with failing(f"{self.root}: discarding {staged.name}", staged.name), contextlib.suppress(FileNotFoundError):
             self.ops.unlink(self._path(staged.token))
 
     def publish_new(self, name: str, parts: Iterable[Buffer], session: str) -> int:
@@ -260,13 +260,13 @@ class LocalTier:
         check_target(name)
         path = self._path(name)
         missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
-        with _failing(f"{self.root}: deleting {name}", name), missing:
+        with failing(f"{self.root}: deleting {name}", name), missing:
             self.ops.unlink(path)
 
     def sync(self, folder: str) -> None:
         """Make the names that a folder ("" = the root) now holds durable; a missing folder is fine."""
         path = self._folder_path(folder)
-        with _failing(f"{self.root}: syncing {folder or 'the root'}", folder), contextlib.suppress(FileNotFoundError):
+        with failing(f"{self.root}: syncing {folder or 'the root'}", folder), contextlib.suppress(FileNotFoundError):
             self.ops.fsync_folder(path)
 
     def free_bytes(self) -> int | None:
@@ -295,7 +295,7 @@ class LocalTier:
         check_session(keep_session)
         top = self._path("tmp")
         sessions: Names = []
-        with _failing(f"{self.root}: cleaning tmp", "tmp"), contextlib.suppress(FileNotFoundError):
+        with failing(f"{self.root}: cleaning tmp", "tmp"), contextlib.suppress(FileNotFoundError):
             sessions += sorted(entry.name for entry in self.ops.scandir(top) if entry.kind == "folder")
         removed = []
         for session in sessions:
@@ -308,7 +308,7 @@ class LocalTier:
     def end_session(self, session: str) -> None:
         """Remove what this session left below tmp."""
         check_session(session)
-        with _failing(f"{self.root}: ending session {session}", "tmp"), contextlib.suppress(FileNotFoundError):
+        with failing(f"{self.root}: ending session {session}", "tmp"), contextlib.suppress(FileNotFoundError):
             self._remove_folder(self._path(f"tmp/{session}"))
 
     def _path(self, name: str) -> str:
@@ -329,7 +329,7 @@ class LocalTier:
 
     def _kind(self, path: str, *, follow: bool = False) -> str | None:
         """Return what is at a path; None if nothing is, also when a file is where a folder should be."""
-        with _failing(f"looking at {path}", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with failing(f"looking at {path}", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return self.ops.stat(path, follow=follow).kind
         return None
 
@@ -397,7 +397,7 @@ class LocalTier:
 
     def _walk(self, folder: str) -> Iterator[FileInfo]:
         path = self._folder_path(folder)
-        with _failing(f"listing {path}", folder), contextlib.suppress(FileNotFoundError):
+        with failing(f"listing {path}", folder), contextlib.suppress(FileNotFoundError):
             for entry in self.ops.scandir(path):
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.kind == "folder":
@@ -412,17 +412,6 @@ class LocalTier:
             else:
                 self.ops.unlink(f"{path}/{entry.name}")
         self.ops.rmdir(path)
-
-
-@contextlib.contextmanager
-def _failing(doing: str, file: str) -> Iterator[None]:
-    """Turn an OSError of the system into Backend; errors of deltastore pass."""
-    try:
-        yield
-    except DeltaStoreError:
-        raise
-    except OSError as error:
-        raise backend_error(doing, file, error) from error
 
 
 def _refuse_link(path: str) -> NoReturn:

@@ -24,6 +24,7 @@ from deltastore.tiers.base import (
     check_range,
     check_session,
     check_target,
+    stage_and_publish,
 )
 from deltastore.tiers.lock import conflict, identify
 from deltastore.tiers.posix import PosixOps
@@ -183,13 +184,7 @@ class MemoryTier:
 
     def publish_new(self, name: str, parts: Iterable[Buffer], session: str) -> int:
         """Stage and publish; return the size."""
-        staged = self.stage(name, parts, session)
-        try:
-            self.publish(staged)
-        except BaseException:
-            self.discard(staged)
-            raise
-        return staged.size
+        return stage_and_publish(self, name, parts, session)
 
     def list(self, folder: str) -> FileInfos:
         """Return every file below a folder ("" = all), sorted by name."""
