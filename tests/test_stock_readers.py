@@ -35,9 +35,6 @@ STEPS = range(6)
 BASE, OVERLAY, XOR, NOISE, FULL, NEW = STEPS
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
-
 def random_bits(dtype: str, length: int, generator: np.random.Generator) -> torch.Tensor:
     """Return elements of any bits, NaN and subnormal numbers among them."""
     itemsize = LOGICAL[dtype].itemsize

@@ -39,8 +39,9 @@ def content(value: Any, start: int = 0, count: int | None = None) -> bytes:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a contiguous tensor, by torch's own means."""
-    # An empty tensor with strides counts as contiguous, and torch refuses to view it as bytes.
-    return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
+    # A tensor of one element or none counts as contiguous whatever its strides, and torch refuses to view it as bytes.
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+    return bytes(flat.view(torch.uint8).tolist())
 
 
 # ---------------------------------------------------------------- copies
