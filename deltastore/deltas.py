@@ -237,7 +237,7 @@ def _predict(
 ) -> Predictions:
     """Return the predictions with the finest codes that the budget pays for, none where it pays for none."""
     elements = sum(group.elements for group in groups)
-    around = ARRAY_BYTES * 3 * (len(exact) + len(layout.partitions)) if state.overhead is None else state.overhead[1]
+    around = _expected_around(state.overhead, len(exact) + len(layout.partitions))
     floor = sum(layer.stored_bytes for layer in exact) + around + state.exact_bytes
     room = (AIM * budget - floor - WEIGHTS_BYTES * elements) / state.coding.scale
     choice = choose(elements, room, REFINED_BYTES)
@@ -273,7 +273,7 @@ def _run_within(
     fixed = sum(layer.stored_bytes for layer in exact)
     coded = sum(prediction.stored_bytes for prediction in predictions)
     others: list[Stored] = [*exact, *predictions]
-    around = ARRAY_BYTES * 3 * (len(exact) + delta.partitions) if overhead is None else overhead[1]
+    around = _expected_around(overhead, len(exact) + delta.partitions)
     floor = fixed + around + delta.exact_bytes
     before = -1
     for _ in range(RUNS):
@@ -288,6 +288,11 @@ def _run_within(
         before = found
         delta.correct()
     return floor
+
+
+def _expected_around(overhead: tuple[int, int] | None, layers: int) -> int:
+    """Return what a commit takes beside its layers: what the one before took, or a guess."""
+    return ARRAY_BYTES * 3 * layers if overhead is None else overhead[1]
 
 
 def _container_bytes(layers: Sequence[Stored], tensors: int, commit: str) -> int:

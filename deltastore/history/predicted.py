@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from deltastore.history.packs import Packs
 from deltastore.layers.blocks import Blocks
 from deltastore.layers.codes import CODES, FACTORS, LANE_BYTES, SCALES
 from deltastore.layers.encoded import array_path
+from deltastore.layers.passes import passes
 from deltastore.layers.replay import replay_spans
 from deltastore.layers.rules import padded
 from deltastore.ondisk.predictions import SGD, PredictionRecord
@@ -84,7 +84,7 @@ class Predicted:
         self._sets = blocks.sets_of(prediction.ranges)
         self._constants = padded(prediction.constants)
         self._steps = np.array(prediction.steps, np.int64)
-        self._kernels = prediction_kernels()
+        self._kernels = passes("prediction_kernels")
         self.refinement: Refinement | None = None
 
     def apply(self, begin: int, end: int, arrays: Sequence[np.ndarray]) -> None:
@@ -95,7 +95,7 @@ class Predicted:
         read_from = self._first // code.group
         packed = self._packed[(group - read_from) * LANE_BYTES : (-(-end // code.group) - read_from) * LANE_BYTES]
         integers = np.empty(len(packed) * code.digits, np.int8)
-        if not self._kernels.unpack(len(code.values), packed, integers):
+        if not passes("packing_kernels").unpack(len(code.values), packed, integers):
             raise Corruption(f"{self._where}: a byte is none of {code.name} codes", entry=self._where)
         low, high = self._blocks.covering(begin, end)
         places = [table[low:high] for table in (self._blocks.starts, self._blocks.ends)]
@@ -139,7 +139,7 @@ class Refinement:
         one, other = np.searchsorted(self._numbers, (low, high))
         chosen = self._numbers[one:other]
         signs = self._signs[self._offsets[one] : self._offsets[other]]
-        prediction_kernels().refine_blocks(
+        passes("prediction_kernels").refine_blocks(
             v, self._blocks.starts[chosen] - begin, self._blocks.ends[chosen] - begin, signs, self._factors[one:other],
             FACTORS,
         )  # fmt: skip
@@ -191,7 +191,7 @@ def fetch_prediction(
     read_arrays(packs, link, asked)
     predicted = Predicted(prediction, blocks, first, last, packed, scales, asked[0].path)
     unpacked = np.empty(len(signs) * bit.digits, np.int8)
-    prediction_kernels().unpack(len(bit.values), signs, unpacked)
+    passes("packing_kernels").unpack(len(bit.values), signs, unpacked)
     offsets = ends[one : other + 1] - begin // bit.group * bit.group
     predicted.refinement = Refinement(blocks, numbers[one:other], offsets, unpacked, factors)
     return predicted
@@ -200,8 +200,3 @@ def fetch_prediction(
 def _wanted(link: Link, prediction: PredictionRecord, name: str, length: int, start: int, out: np.ndarray) -> Wanted:
     path = array_path(link.record.id, prediction.carrier, name)
     return Wanted(path, checked_array(link, path, "uint8", length), start, out)
-
-
-def prediction_kernels() -> Any:
-    """Return the compiled passes; numba takes a second to import, and most reading never needs it."""
-    return importlib.import_module("deltastore.layers.prediction_kernels")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from deltastore.layers.importance import (
     solve_share,
 )
 from deltastore.layers.overlay import encode_overlay
+from deltastore.layers.passes import passes
 from deltastore.layers.rules import Rule
 from deltastore.layout import Layout, Partition
 from deltastore.ondisk.codecs import BLOSC
@@ -129,7 +128,7 @@ class BoundedDelta:
         self._rec = rec
         self._commit = commit
         self._state = state
-        self._kernels = _kernels()
+        self._kernels = passes("kernels")
         self._samples = run_all(self._sample, targets)
         self._cuts: list[Cut] = []
         self._passes: list[_Pass] = []
@@ -282,11 +281,6 @@ class BoundedDelta:
             missing=_norm(sum(run.missing for run in runs)),
             whole=_norm(sum(run.whole for run in runs)),
         )
-
-
-def _kernels() -> Any:
-    # Loaded with the first bounded commit: numba takes a second to import, and reading never needs it.
-    return importlib.import_module("deltastore.layers.kernels")
 
 
 def _round_up(deviation: float) -> float:

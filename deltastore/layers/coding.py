@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from deltastore.layers.codes import BIT, CODES, FACTORS, PAIR, SCALES, TERNARY
 from deltastore.layers.encoded import EncodedPrediction, encode_arrays
 from deltastore.layers.groups import RuledGroup
+from deltastore.layers.passes import passes
 from deltastore.layers.rules import AdamRule, Rule, padded
 from deltastore.layout import Layout
 from deltastore.ondisk.codecs import BLOSC
-from deltastore.ondisk.predictions import ADAM, SHARED, PredictionRecord
+from deltastore.ondisk.predictions import ADAM, SHARED, PredictionRecord, count_steps
 from deltastore.parallel import run_all
 
 UNIT = 2.0**-12
@@ -153,11 +152,10 @@ class _Coder:
         self._state = state
         self._truth = [current[number] for number in self._group.partitions]
         self._rec = [rec[number] for number in self._group.partitions]
-        self._kernels = _kernels()
+        self._kernels = passes("coding_kernels")
         self._constants, self._ranges = ruled.sets(UNIT)
         self._rows = padded(self._constants)
-        shared = PredictionRecord(self._group.kind, self._group.partitions, BIT, {}, self._constants, self._ranges)
-        self._steps = np.array(shared.steps, np.int64)
+        self._steps = np.array(count_steps(self._group.kind, self._constants), np.int64)
         self._sets = self._group.blocks.sets_of(self._ranges)
 
     def run(self) -> EncodedPrediction:
@@ -189,7 +187,7 @@ class _Coder:
             SCALES,
         )
         packed = np.empty(code.packed_length(len(integers)), np.uint8)
-        self._kernels.pack(len(code.values), integers, packed)
+        passes("packing_kernels").pack(len(code.values), integers, packed)
         arrays = {"codes": packed, "scales": scales}
         refine = self._refine(arrays, refreshed) if is_adam else None
         carrier = self._layout.by_id[self._group.partitions[1]]
@@ -235,9 +233,8 @@ class _Coder:
             innovations,
             errors,
         )
-        sizes = (np.abs(values[np.isfinite(values)]) for values in (innovations, errors))
-        found = tuple(sizes)
-        return found[0], found[1]
+        innovations, errors = (np.abs(values[np.isfinite(values)]) for values in (innovations, errors))
+        return innovations, errors
 
     def _refreshed(self, widths: np.ndarray) -> bool:
         """Return whether the group is in a start or a burst; SGD has no unit by which to tell."""
@@ -265,10 +262,10 @@ class _Coder:
         factors = np.zeros(len(numbers), np.uint8)
         self._kernels.refine_adam(self._truth[2], self._rec[2], starts, ends, signs, factors)
         factors[self._sets[blocks.slots[numbers]] < 0] = 0
-        _prediction_kernels().refine_blocks(self._rec[2], starts, ends, signs, factors, FACTORS)
+        passes("prediction_kernels").refine_blocks(self._rec[2], starts, ends, signs, factors, FACTORS)
         bit = CODES[BIT]
         packed = np.empty(bit.packed_length(len(signs)), np.uint8)
-        self._kernels.pack(len(bit.values), signs, packed)
+        passes("packing_kernels").pack(len(bit.values), signs, packed)
         arrays |= {"signs": packed, "factors": factors}
         return period, phase
 
@@ -276,11 +273,3 @@ class _Coder:
 def _moves(rule: Rule) -> bool:
     """Return whether the weights follow the buffers: not at a learning rate of 0."""
     return any(step.rate for step in rule.steps) if isinstance(rule, AdamRule) else any(rate for rate, _ in rule.steps)
-
-
-def _kernels() -> Any:
-    return importlib.import_module("deltastore.layers.coding_kernels")
-
-
-def _prediction_kernels() -> Any:
-    return importlib.import_module("deltastore.layers.prediction_kernels")

@@ -15,6 +15,7 @@ from deltastore.layers.arithmetic import LANES
 from deltastore.layers.blocks import BLOCK_ELEMENTS
 from deltastore.layers.compiled import compiled, vector_loop
 from deltastore.layers.prediction_kernels import adam_gradients, adam_step, adam_units, sgd_block
+from deltastore.layers.wish_kernels import adam_wishes, sgd_wishes
 
 BIT, TERNARY, PAIR = 2, 3, 4
 """Codes by their number of digits."""
@@ -23,134 +24,6 @@ ROOT_MEAN_SQUARE = 0.4528 / 3
 PAIR_BORDER = 0.9816
 WIDEST = 8.0
 FARTHEST_FEEDBACK = 6.0
-
-
-# One short loop in each function: the compiler turns these into vector instructions, and several in one it does not.
-@vector_loop
-def _shares(v: Any, first: Any, rate: Any, guard: Any, correction: Any, eps: Any, shares: Any) -> None:
-    for i in range(len(v)):
-        root, least = np.sqrt(v[i]), guard * abs(first[i])
-        shares[i] = rate / ((root if root > least else least) * correction + eps)
-
-
-@vector_loop
-def _move(moved: Any, m: Any, shares: Any, keep: Any, kept: Any) -> None:
-    for i in range(len(m)):
-        moved[i] = moved[i] * keep - shares[i] * kept * m[i]
-
-
-@vector_loop
-def _gain(gain: Any, shares: Any, keep: Any, rest: Any) -> None:
-    for i in range(len(shares)):
-        gain[i] = gain[i] * keep + shares[i] * rest
-
-
-@vector_loop
-def _innovation(first: Any, m: Any, units: Any, kept: Any, rest: Any, innovation: Any) -> None:
-    for i in range(len(m)):
-        innovation[i] = (first[i] - kept * m[i]) / (rest * units[i])
-
-
-@vector_loop
-def _scale_gain(gain: Any, units: Any) -> None:
-    for i in range(len(units)):
-        gain[i] = gain[i] * units[i] + np.float32(1e-30)
-
-
-@vector_loop
-def _error(moved: Any, truth: Any, gain: Any, innovation: Any, error: Any) -> None:
-    for i in range(len(moved)):
-        error[i] = (moved[i] - truth[i]) / gain[i] - innovation[i]
-
-
-@vector_loop
-def _inverse(units: Any, rest: Any, inverse: Any) -> None:
-    for i in range(len(units)):
-        inverse[i] = np.float32(1) / (rest * units[i])
-
-
-@vector_loop
-def _innovation_of_step(first: Any, m: Any, inverse: Any, kept: Any, innovation: Any) -> None:
-    for i in range(len(m)):
-        innovation[i] = (first[i] - kept * m[i]) * inverse[i]
-
-
-@vector_loop
-def _distance(v: Any, first: Any, guard: Any, correction: Any, eps: Any, distance: Any) -> None:
-    for i in range(len(v)):
-        root, least = np.sqrt(v[i]), guard * abs(first[i])
-        distance[i] = (root if root > least else least) * correction + eps
-
-
-@vector_loop
-def _error_of_step(w: Any, truth: Any, first: Any, inverse: Any, keep: Any, rate: Any, error: Any) -> None:
-    per_rate = np.float32(1) / rate
-    for i in range(len(w)):
-        error[i] = ((w[i] * keep - truth[i]) * error[i] * per_rate - first[i]) * inverse[i]
-
-
-@compiled
-def adam_wishes(
-    truth: Any,
-    first: Any,
-    w: Any,
-    m: Any,
-    v: Any,
-    units: Any,
-    constants: Any,
-    steps: Any,
-    moved: Any,
-    gain: Any,
-    innovation: Any,
-    error: Any,
-) -> None:
-    """Fill in, in units, what the codes should be for exp_avg's sake, and how much more for the weights' sake.
-
-    Parameters
-    ----------
-    truth, first : ndarray of float32
-        The true weights and exp_avg of a block; w, m and v are the reader's.
-    moved, gain : ndarray of float32
-        Scratch memory: all arrays are of one length.
-    """
-    beta1, guard, eps = constants[0], constants[5], constants[6]
-    if steps == 1:
-        _inverse(units, constants[1], gain)
-        _innovation_of_step(first, m, gain, beta1, innovation)
-        _distance(v, first, guard, constants[10], eps, error)
-        _error_of_step(w, truth, first, gain, constants[8], constants[9], error)
-        return
-    moved[:] = w
-    gain[:] = np.float32(0)
-    kept = np.float32(1)
-    for step in range(steps):
-        keep, rate, correction = constants[8 + 3 * step], constants[9 + 3 * step], constants[10 + 3 * step]
-        kept = np.float32(kept * beta1)
-        _shares(v, first, rate, guard, correction, eps, error)
-        _move(moved, m, error, keep, kept)
-        _gain(gain, error, keep, np.float32(1) - kept)
-    _innovation(first, m, units, kept, np.float32(1) - kept, innovation)
-    _scale_gain(gain, units)
-    _error(moved, truth, gain, innovation, error)
-
-
-@vector_loop
-def sgd_wishes(truth: Any, first: Any, w: Any, m: Any, constants: Any, steps: Any, innovation: Any, error: Any) -> None:
-    """Do the same for SGD; the unit is one for all."""
-    momentum, of_code, of_momentum, unit = constants[0], constants[1], constants[2], constants[3]
-    for i in range(len(w)):
-        kept = np.float32(1)
-        sums = np.float32(0)
-        moved, gain = w[i], np.float32(0)
-        for step in range(steps):
-            keep, rate = constants[4 + 2 * step], constants[5 + 2 * step]
-            kept *= momentum
-            sums = sums * momentum + np.float32(1)
-            moved = moved * keep - rate * of_momentum * kept * m[i]
-            gain = gain * keep + rate * (of_code + of_momentum * sums)
-        wanted = (first[i] - kept * m[i]) / (sums * unit)
-        innovation[i] = wanted
-        error[i] = (moved - truth[i]) / (gain * unit + np.float32(1e-30)) - wanted
 
 
 @vector_loop
@@ -362,8 +235,8 @@ def probe_adam(
     steps: int,
     innovations: Any,
     errors: Any,
-) -> int:
-    """Fill in magnitudes of innovations and errors of sampled blocks; give how many there are."""
+) -> None:
+    """Fill in the innovations and errors of sampled blocks, one block after the other."""
     lanes = np.empty(LANES, np.float32)
     units = np.empty(BLOCK_ELEMENTS, np.float32)
     moved = np.empty(BLOCK_ELEMENTS, np.float32)
@@ -387,7 +260,6 @@ def probe_adam(
             errors[at : at + hi - lo],
         )
         at += hi - lo
-    return at
 
 
 @compiled
@@ -402,7 +274,7 @@ def probe_sgd(
     steps: int,
     innovations: Any,
     errors: Any,
-) -> int:
+) -> None:
     """Do the same for SGD."""
     at = 0
     for block in range(len(starts)):
@@ -418,7 +290,6 @@ def probe_sgd(
             errors[at : at + hi - lo],
         )
         at += hi - lo
-    return at
 
 
 @compiled
@@ -436,27 +307,3 @@ def refine_adam(truth: Any, v: Any, starts: Any, ends: Any, signs: Any, factors:
             signs[at] = 1 if distance > 0 else -1
             at += 1
         factors[block] = min(round(64 * total / max(count, 1)), 255)
-
-
-@compiled
-def pack(base: int, integers: Any, packed: Any) -> None:
-    """Fill in whole groups of bytes; see :func:`deltastore.layers.prediction_kernels.unpack`."""
-    digits = 8 if base == 2 else 5 if base == 3 else 4
-    lane = 64
-    for group in range(len(packed) // lane):
-        for j in range(lane):
-            byte = 0
-            power = 1
-            for digit in range(digits):
-                at = (group * digits + digit) * lane + j
-                if at < len(integers):
-                    value = integers[at]
-                    if base == 2:
-                        number = 1 if value > 0 else 0
-                    elif base == 3:
-                        number = 2 if value < 0 else 1 if value > 0 else 0
-                    else:
-                        number = (1 if value > 0 else 0) + (2 if abs(value) > 3 else 0)
-                    byte += power * number
-                power *= base
-            packed[group * lane + j] = byte

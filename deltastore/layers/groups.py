@@ -9,7 +9,7 @@ from deltastore.layers.blocks import Blocks, blocks_of
 from deltastore.layers.importance import MIN_ELEMENTS
 from deltastore.layers.rules import Rule
 from deltastore.layout import Layout
-from deltastore.ondisk.predictions import MEMBERS
+from deltastore.ondisk.predictions import MEMBERS, REPLAYS
 from deltastore.policy import FILTER, Policy
 from deltastore.types import Path
 
@@ -58,7 +58,7 @@ class RuledGroup:
 
     @property
     def tensors(self) -> set[int]:
-        """The tensors that are predicted, weights first, by their index in the layout."""
+        """The tensors that are predicted, by their index in the layout."""
         pairs = zip(self.group.slots, self.rules, strict=True)
         return {tensor for slot, rule in pairs if rule is not None for tensor in slot.tensors}
 
@@ -98,7 +98,8 @@ def find_groups(layout: Layout) -> list[Group]:
             counts[partition.group] = counts.get(partition.group, 0) + 1
     found = []
     for number, roles in by_group.items():
-        for kind, members in MEMBERS.items():
+        for kind in REPLAYS:
+            members = MEMBERS[kind]
             if set(members) == set(roles) and counts[number] == len(members):
                 group = _group(layout, kind, [roles[role] for role in members])
                 if group is not None:
@@ -127,16 +128,7 @@ def replayable(
     groups: Sequence[Group], rules: Mapping[Path, Rule], gradients: Mapping[Path, object]
 ) -> list[RuledGroup]:
     """Return the groups of which something can be replayed: one step, with its gradient."""
-    found = []
-    for group in groups:
-        chosen = []
-        for slot in group.slots:
-            rule = rules.get(slot.owner)
-            known = rule is not None and rule.kind == group.kind and len(rule.steps) == 1 and slot.owner in gradients
-            chosen.append(rule if known else None)
-        if any(rule is not None for rule in chosen):
-            found.append(RuledGroup(group, tuple(chosen)))
-    return found
+    return _ruled(groups, rules, lambda slot, rule: len(rule.steps) == 1 and slot.owner in gradients)
 
 
 def apply_rules(
@@ -146,17 +138,26 @@ def apply_rules(
 
     Small tensors are exact anyway, and what the user gave a rule of its own is filtered as it says.
     """
+
+    def allows(slot: Slot, rule: Rule) -> bool:
+        roles = zip(MEMBERS[rule.kind], slot.tensors, strict=True)
+        return slot.elements >= MIN_ELEMENTS and all(
+            policy.rule(layout.tensors[tensor].path, role) == FILTER for role, tensor in roles
+        )
+
+    return _ruled(groups, rules, allows)
+
+
+def _ruled(
+    groups: Sequence[Group], rules: Mapping[Path, Rule], allows: Callable[[Slot, Rule], bool]
+) -> list[RuledGroup]:
+    """Return the groups of which a slot has a rule of their kind that is allowed."""
     found = []
     for group in groups:
         chosen: list[Rule | None] = []
         for slot in group.slots:
             rule = rules.get(slot.owner)
-            wanted = rule is not None and rule.kind == group.kind and slot.elements >= MIN_ELEMENTS
-            roles = zip(MEMBERS[group.kind], slot.tensors, strict=True)
-            if wanted and all(policy.rule(layout.tensors[tensor].path, role) == FILTER for role, tensor in roles):
-                chosen.append(rule)
-            else:
-                chosen.append(None)
+            chosen.append(rule if rule is not None and rule.kind == group.kind and allows(slot, rule) else None)
         if any(rule is not None for rule in chosen):
             found.append(RuledGroup(group, tuple(chosen)))
     return found

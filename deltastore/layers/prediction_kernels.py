@@ -8,7 +8,6 @@ import numpy as np
 
 from deltastore.layers.arithmetic import FLOOR, LANES, NAN
 from deltastore.layers.blocks import BLOCK_ELEMENTS
-from deltastore.layers.codes import LANE_BYTES
 from deltastore.layers.compiled import compiled
 
 
@@ -181,63 +180,3 @@ def refine_blocks(v: Any, starts: Any, ends: Any, signs: Any, factors: Any, ups:
             value = v[i] * (up if signs[at] > 0 else down)
             v[i] = value if value == value else NAN
             at += 1
-
-
-@compiled
-def unpack(base: int, packed: Any, integers: Any) -> bool:
-    """Fill in the integers of whole groups of bytes; give whether every byte was one of the code.
-
-    Parameters
-    ----------
-    base : {2, 3, 4}
-        Digits of the code: bit, ternary, pair.
-    """
-    digits = 8 if base == 2 else 5 if base == 3 else 4
-    largest = np.uint8(0)
-    for i in range(len(packed)):
-        largest = max(largest, packed[i])
-    if base == 3 and largest >= 243:
-        return False
-    rest = np.empty(LANE_BYTES, np.uint8)
-    for group in range(len(packed) // LANE_BYTES):
-        rest[:] = packed[group * LANE_BYTES : (group + 1) * LANE_BYTES]
-        for digit in range(digits):
-            at = (group * digits + digit) * LANE_BYTES
-            target = integers[at : at + LANE_BYTES]
-            if base == 2:
-                _unpack_bit(rest, target)
-            elif base == 3:
-                _unpack_ternary(rest, target)
-            else:
-                _unpack_pair(rest, target)
-    return True
-
-
-@compiled
-def _unpack_bit(rest: Any, integers: Any) -> None:
-    for j in range(LANE_BYTES):
-        byte = np.uint32(rest[j])
-        integers[j] = np.int8(np.uint32(np.uint32(np.uint32(2) * np.uint32(byte & np.uint32(1))) - np.uint32(1)))
-        rest[j] = np.uint8(byte >> np.uint32(1))
-
-
-@compiled
-def _unpack_ternary(rest: Any, integers: Any) -> None:
-    for j in range(LANE_BYTES):
-        byte = np.uint32(rest[j])
-        others = np.uint32(byte // np.uint32(3))
-        digit = np.uint32(byte - np.uint32(np.uint32(3) * others))
-        integers[j] = np.int8(np.uint32(digit - np.uint32(np.uint32(3) * np.uint32(digit >> np.uint32(1)))))
-        rest[j] = np.uint8(others)
-
-
-@compiled
-def _unpack_pair(rest: Any, integers: Any) -> None:
-    for j in range(LANE_BYTES):
-        byte = np.uint32(rest[j])
-        sign = np.uint32(np.uint32(np.uint32(2) * np.uint32(byte & np.uint32(1))) - np.uint32(1))
-        size = np.uint32(
-            np.uint32(3) + np.uint32(np.uint32(7) * np.uint32(np.uint32(byte >> np.uint32(1)) & np.uint32(1)))
-        )
-        integers[j] = np.int8(np.uint32(sign * size))
-        rest[j] = np.uint8(byte >> np.uint32(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from deltastore.layers.encoded import EncodedLayer, EncodedPrediction, encode_arrays
 from deltastore.layers.exact import choose_layer
 from deltastore.layers.groups import RuledGroup
+from deltastore.layers.passes import passes
 from deltastore.layers.rules import padded
 from deltastore.layout import Layout
 from deltastore.ondisk.codecs import BLOSC
@@ -111,7 +111,7 @@ def replay_spans(
     spans : sequence of (int, int, int)
         Elements of each tensor that moves, with the row of `constants` that holds for it.
     """
-    kernels = importlib.import_module("deltastore.layers.replay_kernels")
+    kernels = passes("replay_kernels")
     run = kernels.replay_sgd if kind == REPLAY_SGD else kernels.replay_adam
     for first, last, number in spans:
         low, high = max(first, begin) - begin, min(last, end) - begin

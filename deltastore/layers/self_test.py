@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 
 import numpy as np
 
 from deltastore.layers.arithmetic import predict_block, replay
 from deltastore.layers.codes import CODES, SCALES
+from deltastore.layers.passes import passes
 from deltastore.layers.rules import AdamRule, AdamStep, Rule, SgdRule, as_floats, padded
 from deltastore.ondisk.predictions import ADAM, MEMBERS, REPLAYS
 
@@ -27,7 +27,7 @@ def kernels_agree() -> bool:
 
 
 def _predicts(rule: Rule) -> bool:
-    kernels = importlib.import_module("deltastore.layers.prediction_kernels")
+    kernels = passes("prediction_kernels")
     generator = np.random.default_rng(0)
     integers = generator.choice(np.array(CODES["ternary"].values, np.int8), ELEMENTS)
     scale = SCALES[120]
@@ -41,7 +41,7 @@ def _predicts(rule: Rule) -> bool:
 
 
 def _replays(rule: Rule) -> bool:
-    kernels = importlib.import_module("deltastore.layers.replay_kernels")
+    kernels = passes("replay_kernels")
     gradient = np.random.default_rng(1).standard_normal(ELEMENTS).astype(np.float32)
     constants = as_floats(rule.replayed())
     fast, slow = _group(rule.kind), _group(rule.kind)

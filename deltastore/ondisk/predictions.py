@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -90,7 +91,12 @@ class PredictionRecord:
     @property
     def steps(self) -> tuple[int, ...]:
         """How many optimizer steps each set has."""
-        return tuple((len(constants) - SHARED[self.kind]) // EACH[self.kind] for constants in self.constants)
+        return count_steps(self.kind, self.constants)
+
+
+def count_steps(kind: str, sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return how many optimizer steps each set of constants has."""
+    return tuple((len(constants) - SHARED[kind]) // EACH[kind] for constants in sets)
 
 
 def encode_prediction(prediction: PredictionRecord) -> Json:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from deltastore.errors import Corruption
-from deltastore.layers import arithmetic, coding_kernels, prediction_kernels, replay_kernels, self_test
+from deltastore.layers import arithmetic, coding_kernels, packing_kernels, prediction_kernels, replay_kernels, self_test
 from deltastore.layers.blocks import BLOCK_ELEMENTS, MIN_ROW, blocks_of
 from deltastore.layers.codes import CODES, FACTORS, LANE_BYTES, SCALES, pack, unpack
 from deltastore.layers.rules import AdamRule, AdamStep, Rule, SgdRule, as_floats, padded
@@ -180,16 +180,16 @@ def test_codes_come_back(name: str, length: int, seed: int) -> None:
     assert len(packed) == code.packed_length(length)
     assert (unpack(name, packed, "here")[:length] == integers).all()
     fast = np.zeros_like(packed)
-    coding_kernels.pack(len(code.values), integers, fast)
+    packing_kernels.pack(len(code.values), integers, fast)
     assert fast.tobytes() == packed.tobytes()
     out = np.empty(len(packed) * code.digits, np.int8)
-    assert prediction_kernels.unpack(len(code.values), packed, out)
+    assert packing_kernels.unpack(len(code.values), packed, out)
     assert (out == unpack(name, packed, "here")).all()
 
 
 def test_a_byte_of_no_code_is_refused() -> None:
     packed = np.full(LANE_BYTES, 243, np.uint8)
-    assert not prediction_kernels.unpack(3, packed, np.empty(5 * LANE_BYTES, np.int8))
+    assert not packing_kernels.unpack(3, packed, np.empty(5 * LANE_BYTES, np.int8))
     with pytest.raises(Corruption, match="243"):
         unpack("ternary", packed, "here")
 
