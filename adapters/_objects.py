@@ -98,6 +98,16 @@ class Capture:
         }
         self._is_checked = selection.is_all
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The models."""
+        return [value for name, value in self.objects.items() if self._kinds[name] == MODULE]
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers by name."""
+        return {name: value for name, value in self.objects.items() if self._kinds[name] == OPTIMIZER}
+
     def unpredicted(self) -> list[str]:
         """Return the optimizers whose steps nobody can predict, by name and class."""
         return [

@@ -33,6 +33,12 @@ class Pending:
         self._waiting.append(handle)
         self.left_out = handle.step
 
+    def torn(self, handle: Handle) -> None:
+        """Note a commit whose state was changed while it was taken: it will not come."""
+        self._submitted.remove(handle)
+        handle._skip()
+        self.skipped(handle)
+
     def find(self, step: int) -> Handle | None:
         """Return the handle of a step that was left out and is not followed by a commit yet."""
         return next((handle for handle in self._waiting if handle.step == step), None)

@@ -71,6 +71,17 @@ class Meter:
         self._stalls.append(stall_seconds)
         self._total_stall += stall_seconds
 
+    def held(self, stall_seconds: float) -> None:
+        """Count what an optimizer step waited for the newest commit."""
+        if self._stalls:
+            self._stalls[-1] += stall_seconds
+            self._total_stall += stall_seconds
+
+    def torn(self, handle: Handle) -> None:
+        """Count a commit that was changed while it was taken as a step that is left out."""
+        self._open.remove(handle)
+        self.skipped += 1
+
     def _settle(self) -> None:
         still: list[Handle] = []
         for handle in self._open:

@@ -1,7 +1,7 @@
 """The adapter for plain PyTorch loops: every step of a training run becomes a commit.
 
-This version takes the state inside :meth:`Checkpointer.step`: it is copied there, and written in the background while
-the training goes on.
+The state is copied while the next forward and backward pass run, as far as a probe has shown that it does not change
+there, and within :meth:`Checkpointer.step` otherwise; it is written in the background.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import operator
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from deltastore.adapters._random import restore_rng
 from deltastore.adapters._selection import Pattern, Selection
 from deltastore.adapters._signals import TerminationGate
 from deltastore.adapters._stats import Meter, Stats, describe_bounds, describe_layout
+from deltastore.adapters.windows import Windows
 from deltastore.errors import Conflict, InvalidInput, NotFound, ReadOnly
 from deltastore.handle import Commit, Handle
 from deltastore.layout import Layout
@@ -128,6 +130,9 @@ class Checkpointer:
         self._store.set_policy(policy)
         self._gate = TerminationGate()
         self._meter = Meter()
+        self._windows = Windows(
+            self._capture.modules, self._capture.optimizers, on_torn=self._drop, on_stall=self._meter.held
+        )
         self._pid: int | None = None
         self._is_editing = False
         self._is_closed = False
@@ -188,6 +193,7 @@ class Checkpointer:
             An earlier commit failed in the background and nobody was told yet.
         """
         self._require_usable("restore")
+        self._windows.forget()
         self._pid = os.getpid()
         if strict_exact:
             self._refuse_inexact(ref)
@@ -297,6 +303,7 @@ class Checkpointer:
         self._capture.check_selection()
         self._pid = os.getpid()
         self._gate.install()
+        self._windows.settle()
         self._pending.raise_failure()
         self._meter.steps += 1
         forced = exact is True or self._gate.pending
@@ -320,13 +327,21 @@ class Checkpointer:
     def _commit(self, step: int, exact: bool, metrics: Mapping[str, Any] | None) -> Handle:
         started = time.perf_counter()
         state, hints = self._capture.take(self.extra)
+        hints = replace(hints, lasting=self._windows.lasting(), patience_seconds=self._windows.patience_seconds)
         handle = self._store.commit_with_hints(step, state, hints, exact=exact, metrics=metrics)
+        self._windows.begin(handle)
         self._capture.mark()
         self._meter.watch(handle, time.perf_counter() - started)
         self._pending.submitted(handle)
         self._newest = step
         self._newest_handle = handle
         return handle
+
+    def _drop(self, handle: Handle) -> None:
+        log.warning("step %d was changed while it was taken, and is left out: the next commit has it", handle.step)
+        self._pending.torn(handle)
+        self._meter.torn(handle)
+        self._newest_handle = None
 
     def _commit_last(self, step: int) -> None:
         """Commit the newest step, exactly, unless it was."""
@@ -354,6 +369,7 @@ class Checkpointer:
         Within it no commit is taken.
         """
         self._require_usable("edit")
+        self._windows.forget()
         self._is_editing = True
         try:
             yield
@@ -388,6 +404,7 @@ class Checkpointer:
             A commit failed and nobody was told yet.
         """
         self._require_usable("flush")
+        self._windows.gate()
         self._pending.raise_failure()
         self._store.flush(timeout)
 
@@ -422,6 +439,7 @@ class Checkpointer:
             return  # what is pending belongs to the process that made it
         failure: Exception | None = None
         try:
+            self._windows.gate()
             try:
                 self._drain(take_last=error is None)
             except Exception as found:  # whatever the objects raise while their state is taken
@@ -430,6 +448,7 @@ class Checkpointer:
                 log.error("while another error is on its way, the last commits failed: %s", failure)
         finally:
             self._is_closed = True
+            self._windows.close()
             self._capture.close()
             self._gate.uninstall()
         if self._gate.pending:

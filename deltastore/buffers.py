@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,7 @@ from deltastore.dtypes import storage_dtype
 from deltastore.layers.rules import Rule
 from deltastore.layout import Layout
 from deltastore.types import Json, Path
+from deltastore.window import Window
 
 Buffers = dict[int, np.ndarray]
 """Partition number -> its elements, 1-D, storage dtype."""
@@ -30,17 +32,22 @@ class Hints:
     """What the optimizer did since the state before, for where it has the buffers of each parameter."""
     gradients: Mapping[Path, np.ndarray] = field(default_factory=dict)
     """What it did it with, row-major float32."""
+    lasting: AbstractSet[int] = frozenset()
+    """Addresses of tensors that stay as they are until the window is finished."""
+    patience_seconds: float = 0.0
+    """How long the backward pass, in which the large ones are copied, is waited for."""
 
 
 @dataclass(frozen=True)
 class StagedState:
-    """A private copy of one state."""
+    """A private copy of one state; complete once its window, if it has one, is finished."""
 
     document: Json
     layout: Layout
     fresh: bool
     """The layout is a new plan: the commit must be a base."""
     buffers: Buffers
+    window: Window | None = None
 
 
 def allocate(layout: Layout) -> Buffers:

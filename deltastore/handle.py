@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from deltastore.config import check_timeout
 from deltastore.errors import Conflict, DeltaStoreError, Internal, InvalidInput, Timeout
 from deltastore.types import Json
+from deltastore.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,19 @@ class Handle:
     step : int
         The step that was given.
     skipped : bool
-        The step was left out (`interval`, pressure): `wait` then waits for the next commit that follows it.
+        The step was left out (`interval`, pressure, or changed while it was taken): `wait` then waits for the next
+        commit that follows it.
     """
 
-    def __init__(self, step: int, commit_id: str | None, tiers: tuple[str, ...], *, skipped: bool = False) -> None:
+    def __init__(
+        self,
+        step: int,
+        commit_id: str | None,
+        tiers: tuple[str, ...],
+        *,
+        skipped: bool = False,
+        window: Window | None = None,
+    ) -> None:
         self.id = commit_id
         self.step = step
         self.skipped = skipped
@@ -62,6 +72,7 @@ class Handle:
         self._commit: Commit | None = None
         self._failure: Failure | None = None
         self._next: Handle | None = None
+        self._window = window
 
     @property
     def error(self) -> DeltaStoreError | None:
@@ -133,6 +144,11 @@ class Handle:
     def _fail(self, failure: Failure) -> None:
         self._failure = failure
         self._settled.set()
+
+    def _skip(self) -> None:
+        """Say that the commit will not come: :meth:`_follow` tells which one comes in its place."""
+        self.id = None
+        self.skipped = True
 
     def _follow(self, following: Handle) -> None:
         self._next = following

@@ -20,7 +20,8 @@ _lock = threading.Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 """Process and kind of work -> its threads. Work of one kind may wait for that of a higher one."""
 
-_WORK, _READS = 0, 1
+_WORK, _READS, _BESIDE = 0, 1, 2
+_SIZES = {_READS: READ_THREADS, _BESIDE: 1}
 
 
 def threads() -> int:
@@ -35,8 +36,7 @@ def _pool(kind: int = _WORK) -> ThreadPoolExecutor:
         if key not in _pools:
             for other in [other for other in _pools if other[0] != key[0]]:
                 del _pools[other]
-            count = threads() if kind == _WORK else READ_THREADS
-            _pools[key] = ThreadPoolExecutor(count, thread_name_prefix="deltastore")
+            _pools[key] = ThreadPoolExecutor(_SIZES.get(kind) or threads(), thread_name_prefix="deltastore")
         return _pools[key]
 
 
@@ -67,6 +67,14 @@ def run_reads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     May be called from the work of :func:`run_all` and :func:`run_ahead`, but not from `function` itself.
     """
     return _ahead(_READS, 2 * READ_THREADS, function, items)
+
+
+def run_beside(function: Callable[[], object]) -> None:
+    """Run a function in a thread of its own, after those that were given before; its errors are its own business."""
+    try:
+        _pool(_BESIDE).submit(function)
+    except RuntimeError:  # the interpreter is ending
+        function()
 
 
 def _ahead(kind: int, ahead: int, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:

@@ -150,12 +150,14 @@ class Recording:
             rules=hints.rules,
             gradients=hints.gradients,
         )
-        handle = Handle(step, order.id, (self._tier.name,))
+        handle = Handle(step, order.id, (self._tier.name,), window=staged.window)
         if tag is not None:
             self._tags[order.id] = tag
         self._handles = {s: h for s, h in self._handles.items() if not h.done() and h.error is None}
         self._handles[step] = handle
         self._writer.submit(Job(staged, order, handle), token)
+        if staged.window is not None:
+            staged.window.open()
         return handle
 
     def _kept(self, step: int) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from deltastore.buffers import BufferPool, Hints, StagedState
+from deltastore.buffers import BufferPool, Buffers, Hints, StagedState
 from deltastore.deferred import Deferred
 from deltastore.errors import InvalidInput
 from deltastore.layout import Layout, LayoutInput, Partition, plan, revise
@@ -17,6 +18,8 @@ from deltastore.parallel import run_all
 from deltastore.torch_bridge import TORCH
 from deltastore.tree import Flat, flatten
 from deltastore.types import Path
+from deltastore.window import Part, Window
+from deltastore.witness import Witness
 
 MAX_CHANGED = 64
 """When more tensors than this are new or elsewhere, the whole layout is compared."""
@@ -39,6 +42,8 @@ _Key = tuple[int, Hashable, Hashable, Hashable]
 """Address, dtype, shape and device (None: CPU) of a tensor that is one plain run of memory."""
 _Place = tuple[int, int, int, int]
 """A piece of a tensor in a partition: index of the tensor, first element, offset in the partition, elements."""
+_Places = dict[int, list[_Place]]
+"""Pieces by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class Stager:
         self._pickle_trusted = pickle_trusted
         self._layout: Layout | None = None
         self._seen: _Seen | None = None
-        self._placed: tuple[Layout, dict[int, list[_Place]]] | None = None
+        self._placed: tuple[Layout, _Places] | None = None
+        self._phase = 0
 
     @property
     def layout(self) -> Layout | None:
@@ -93,23 +99,69 @@ class Stager:
         if layout is None:
             layout = plan(_inputs(flat, hints))
         buffers = self.pool.take(layout)
-        places = self._places(layout)
+        now, later = self._divide(layout, seen.keys, hints)
 
         def copy(partition: Partition) -> None:
-            _copy_pieces(values, seen.keys, places[partition.id], buffers[partition.id])
+            _copy_pieces(values, seen.keys, now[partition.id], buffers[partition.id])
 
-        if layout.bytes < INLINE_BYTES:
+        window = self._window(layout, values, seen.keys, later, buffers, hints) if later else None
+        if sum(place[3] * buffers[number].itemsize for number in now for place in now[number]) < INLINE_BYTES:
             for partition in layout.partitions:
                 copy(partition)
         else:
             run_all(copy, layout.partitions)
         self._layout, self._seen = layout, seen  # only now: an interrupted copy leaves no trace
-        return StagedState(flat.document, layout, fresh, buffers)
+        return StagedState(flat.document, layout, fresh, buffers, window)
 
-    def _places(self, layout: Layout) -> dict[int, list[_Place]]:
+    def _divide(self, layout: Layout, keys: list[_Key | None], hints: Hints) -> tuple[_Places, _Places]:
+        """Return what is copied at once, and what the window is for: what lasts, and is large enough to be worth it."""
+        places = self._places(layout)
+        if not hints.lasting:
+            return places, {}
+        now: _Places = {}
+        later: _Places = {}
+        for partition in layout.partitions:
+            itemsize = partition.bytes // max(partition.length, 1)
+            waits = [
+                (key := keys[place[0]]) is not None
+                and key[3] is None
+                and key[0] in hints.lasting
+                and place[3] * itemsize >= SMALL_BYTES
+                for place in places[partition.id]
+            ]
+            now[partition.id] = [place for place, wait in zip(places[partition.id], waits, strict=True) if not wait]
+            if any(waits):
+                later[partition.id] = [place for place, wait in zip(places[partition.id], waits, strict=True) if wait]
+        return now, later
+
+    def _window(
+        self,
+        layout: Layout,
+        values: list[Any],
+        keys: list[_Key | None],
+        later: _Places,
+        buffers: Buffers,
+        hints: Hints,
+    ) -> Window:
+        self._phase += 1
+        witness = Witness(
+            self._phase,
+            [
+                (values[index], buffers[number][offset : offset + count], start)
+                for number, places in later.items()
+                for index, start, offset, count in places
+            ],
+        )
+        parts = [
+            Part(layout.by_id[number], partial(_copy_pieces, values, keys, places, buffers[number]))
+            for number, places in later.items()
+        ]
+        return Window(parts, witness.is_unchanged, hints.patience_seconds)
+
+    def _places(self, layout: Layout) -> _Places:
         """Return what lies in each partition; worked out once for a layout."""
         if self._placed is None or self._placed[0] is not layout:
-            places: dict[int, list[_Place]] = {partition.id: [] for partition in layout.partitions}
+            places: _Places = {partition.id: [] for partition in layout.partitions}
             for index, entry in enumerate(layout.tensors):
                 start = 0
                 for piece in entry.pieces:
@@ -121,10 +173,6 @@ class Stager:
     def adopt(self, layout: Layout) -> None:
         """Go on from a layout that was read: the next state is laid out like it where that is possible."""
         self._layout, self._seen = layout, None
-
-    def reset(self) -> None:
-        """Forget the layout: the next state is planned anew."""
-        self._layout = self._seen = None
 
 
 def _memory_key(value: Any) -> _Key | None:

@@ -252,6 +252,9 @@ class Writer:
                 self._fail(job, error)
 
     def _write(self, job: Job) -> None:
+        if job.staged.window is not None and not job.staged.window.wait():
+            self._leave_out(job)
+            return
         encoded = encode_commit(
             self._chain,
             job.staged,
@@ -276,6 +279,12 @@ class Writer:
             with self._state:
                 self._failures.append(failure)
             job.handle._fail(failure)
+        self._release()
+
+    def _leave_out(self, job: Job) -> None:
+        """Drop a state that was changed while it was copied; the next commit is a base."""
+        self._chain.rec = None
+        self._pool.give(job.staged.layout, job.staged.buffers)
         self._release()
 
     def _settle_unchanged(self, job: Job) -> None:

@@ -313,9 +313,6 @@ def test_a_layout_that_was_read_is_gone_on_from(stager: Watched) -> None:
     staged = take(stager, state)
     assert staged.layout is layout
     assert not staged.fresh
-    stager.reset()
-    assert stager.layout is None
-    assert take(stager, state).fresh
 
 
 def test_roles_and_groups_come_from_paths_and_from_hints(stager: Watched) -> None:
