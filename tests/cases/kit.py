@@ -59,6 +59,13 @@ def same(a: Any, b: Any) -> None:
     assert_same(a, b)
 
 
+def _unordered(value: Any) -> str:
+    """Return a form in which sets of the same elements are the same, also those inside of others."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}({sorted(map(_unordered, value))})"
+    return f"({[*map(_unordered, value)]})" if isinstance(value, tuple) else repr(value)
+
+
 def _same(a: Any, b: Any, at: str) -> None:
     if isinstance(a, torch.Tensor):
         assert isinstance(b, torch.Tensor), f"{at}: tensor became {type(b).__name__}"
@@ -71,7 +78,7 @@ def _same(a: Any, b: Any, at: str) -> None:
         assert a.tobytes() == b.tobytes(), f"{at}: bits differ"
     elif isinstance(a, dict):
         assert type(a) is type(b), f"{at}: {type(a).__name__} became {type(b).__name__}"
-        assert list(map(repr, a)) == list(map(repr, b)), f"{at}: keys {list(a)} became {list(b)}"
+        assert [*map(_unordered, a)] == [*map(_unordered, b)], f"{at}: keys {list(a)} became {list(b)}"
         for key in a:
             _same(a[key], b[key], f"{at}[{key!r}]")
     elif isinstance(a, list | tuple | deque):
@@ -82,7 +89,7 @@ def _same(a: Any, b: Any, at: str) -> None:
     elif isinstance(a, set | frozenset):
         # With a NaN inside, two of the same elements are neither equal nor in one order.
         assert type(a) is type(b), f"{at}: {a!r} became {b!r}"
-        assert sorted(map(repr, a)) == sorted(map(repr, b)), f"{at}: {a!r} became {b!r}"
+        assert _unordered(a) == _unordered(b), f"{at}: {a!r} became {b!r}"
     elif isinstance(a, float) and isinstance(b, float):
         assert struct.pack("<d", a) == struct.pack("<d", b), f"{at}: {a!r} became {b!r}"
     else:
