@@ -121,10 +121,16 @@ class Capture:
         for watch in self._watches.values():
             watch.keeps_gradients = True
 
-    def mark(self) -> None:
-        """Say that the present state is the one that the next commit follows."""
+    def mark(self, *, taken: bool) -> None:
+        """Say that the present state is the one that the next commit follows.
+
+        Parameters
+        ----------
+        taken : bool
+            It is the one of the last :meth:`take`.
+        """
         for watch in self._watches.values():
-            watch.mark()
+            watch.mark(taken=taken)
 
     def close(self) -> None:
         """Watch the optimizers no more."""

@@ -25,6 +25,7 @@ class OptimizerWatch:
         self._is_sgd = _is_one_of(optimizer, torch.optim.SGD)
         self._steps: list[list[dict[str, Any]]] = []
         self._counts: dict[int, float] = {}
+        self._now: dict[int, float] = {}
         self.keeps_gradients = False
         """Hold on to the gradients of the last step: an exact commit stores them in place of what they did."""
         self._gradients: dict[int, torch.Tensor] = {}
@@ -60,12 +61,19 @@ class OptimizerWatch:
         }
         return {number: TORCH.as_array(gradient) for number, gradient in plain.items()}
 
-    def mark(self) -> None:
-        """Begin anew: the state is that of a commit."""
+    def mark(self, *, taken: bool) -> None:
+        """Begin anew: the state is that of a commit.
+
+        Parameters
+        ----------
+        taken : bool
+            It is the one for which :meth:`rules` was asked last: the steps were counted then.
+        """
         self._steps = []
         self._gradients = {}
-        if self.is_known:
-            self._counts = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
+        if self.is_known and not (taken and self._is_adam):  # what SGD counts begins anew
+            self._now = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
+        self._counts, self._now = self._now, {}
 
     def rules(self) -> dict[int, Rule]:
         """Return the rule of each parameter, by its ``id``; none where nothing is known or nothing moved."""
@@ -73,11 +81,12 @@ class OptimizerWatch:
             return {}
         found: dict[int, Rule] = {}
         made: dict[tuple[Any, ...], Rule] = {}
+        self._now = {id(parameter): self._count(parameter) for parameter in self._optimizer.state}
         now = [_constants(group) for group in self._optimizer.param_groups]
         for number, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
                 before = self._counts.get(id(parameter))
-                count = self._count(parameter) if parameter in self._optimizer.state else None
+                count = self._now.get(id(parameter))
                 if before is None or count is None or not 0 < count - before <= MAX_STEPS:
                     continue
                 key = (number, before, count)

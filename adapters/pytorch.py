@@ -206,7 +206,7 @@ class Checkpointer:
             raise
         self._capture.check_selection(state)
         self._load(state, strict_exact=strict_exact, strict=strict)
-        self._capture.mark()
+        self._capture.mark(taken=False)
         self._pending.left_out = None
         self._newest_handle = None
         log.info("%s: restored step %d (%s)", self._store.url, state.commit.step, state.commit.id[:12])
@@ -272,7 +272,10 @@ class Checkpointer:
     # ---------------------------------------------------------------- committing
 
     def step(self, step: int, exact: bool | None = None, metrics: Mapping[str, Any] | None = None) -> Handle:
-        """Commit the state after a training step; returns when it is copied, not when it is durable.
+        """Commit the state after a training step; returns when it is taken, not when it is durable.
+
+        What only the optimizer changes may still be read until its next step (see :attr:`windows`): announce changes of
+        your own with :meth:`edit`.
 
         Parameters
         ----------
@@ -330,7 +333,7 @@ class Checkpointer:
         hints = replace(hints, lasting=self._windows.lasting(), patience_seconds=self._windows.patience_seconds)
         handle = self._store.commit_with_hints(step, state, hints, exact=exact, metrics=metrics)
         self._windows.begin(handle)
-        self._capture.mark()
+        self._capture.mark(taken=True)
         self._meter.watch(handle, time.perf_counter() - started)
         self._pending.submitted(handle)
         self._newest = step
@@ -484,6 +487,15 @@ class Checkpointer:
         """What was done so far."""
         layout = self._layout()
         return self._meter.stats(0 if layout is None else layout.bytes)
+
+    @property
+    def windows(self) -> dict[str, str]:
+        """How the state of each optimizer is taken, by its name.
+
+        "open": beside the training; "probing": within `step`, until a probe has shown that the former is safe;
+        otherwise the reason why it stays within `step`.
+        """
+        return self._windows.states
 
     @property
     def plan(self) -> list[dict[str, Any]] | None:

@@ -58,7 +58,9 @@ class Windows:
         for module in modules:
             self._hooks.append(_hook(module, "register_load_state_dict_pre_hook", _Gate(self.gate)))
             parameters = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
-            self._hooks += [_hook(p, "register_post_accumulate_grad_hook", self._backward) for p in parameters[-SIGNALS:]]
+            self._hooks += [
+                _hook(p, "register_post_accumulate_grad_hook", self._backward) for p in parameters[-SIGNALS:]
+            ]
 
     @property
     def patience_seconds(self) -> float:
@@ -66,9 +68,9 @@ class Windows:
         return PATIENCE * statistics.median(self._forward_seconds) if self._forward_seconds else 0.0
 
     @property
-    def closed(self) -> dict[str, str]:
-        """Why the state of an optimizer is taken within `step`, by its name; those with windows are not in it."""
-        return {probe.name: probe.reason for probe in self._probes if probe.reason}
+    def states(self) -> dict[str, str]:
+        """Whether each optimizer's window is open or probed, by its name; otherwise why it is closed for good."""
+        return {probe.name: "open" if probe.is_open else probe.reason or "probing" for probe in self._probes}
 
     def lasting(self) -> frozenset[int]:
         """Return the addresses of the tensors that last until the next optimizer step."""

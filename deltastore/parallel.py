@@ -16,12 +16,12 @@ MAX_THREADS = 8
 READ_THREADS = 8
 """Small reads that wait for a disk at the same time, whatever the number of cores."""
 
+_thread = threading.local()
 _lock = threading.Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 """Process and kind of work -> its threads. Work of one kind may wait for that of a higher one."""
 
-_WORK, _READS, _BESIDE = 0, 1, 2
-_SIZES = {_READS: READ_THREADS, _BESIDE: 1}
+_WORK, _READS, _BESIDE, _BACKGROUND = 0, 1, 2, 3
 
 
 def threads() -> int:
@@ -29,15 +29,26 @@ def threads() -> int:
     return min(MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _pool(kind: int = _WORK) -> ThreadPoolExecutor:
+def _pool(kind: int) -> ThreadPoolExecutor:
     # Pools for each process: a forked child inherits the objects, but not their threads.
     key = os.getpid(), kind
     with _lock:
         if key not in _pools:
             for other in [other for other in _pools if other[0] != key[0]]:
                 del _pools[other]
-            _pools[key] = ThreadPoolExecutor(_SIZES.get(kind) or threads(), thread_name_prefix="deltastore")
+            sizes = {_WORK: threads(), _READS: READ_THREADS, _BESIDE: 1, _BACKGROUND: max(threads() - 1, 1)}
+            _pools[key] = ThreadPoolExecutor(sizes[kind], thread_name_prefix="deltastore")
         return _pools[key]
+
+
+def leave_a_core(leave: bool) -> None:
+    """Say whether what this thread has run by :func:`run_all` and :func:`run_ahead` leaves one core to others."""
+    _thread.kind = _BACKGROUND if leave else _WORK
+
+
+def _kind() -> int:
+    kind: int = getattr(_thread, "kind", _WORK)
+    return kind
 
 
 def run_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -46,11 +57,11 @@ def run_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     Not to be called from `function` itself. At the end of the interpreter, when no thread can be started any more,
     the work is done in the calling thread.
     """
-    work = list(items)
-    if len(work) < 2 or threads() < 2:
+    work, kind = list(items), _kind()
+    if len(work) < 2 or threads() < (3 if kind == _BACKGROUND else 2):
         return [function(item) for item in work]
     try:
-        futures = [_pool().submit(function, item) for item in work]
+        futures = [_pool(kind).submit(function, item) for item in work]
     except RuntimeError:  # the interpreter is ending
         return [function(item) for item in work]
     return [future.result() for future in futures]
@@ -58,7 +69,7 @@ def run_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 def run_ahead(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yield `function` of each item in order, while the next few are computed in threads."""
-    return _ahead(_WORK, 2 * threads(), function, items)
+    return _ahead(_kind(), 2 * threads(), function, items)
 
 
 def run_reads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:

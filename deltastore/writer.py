@@ -33,6 +33,7 @@ from deltastore.ondisk.codecs import Buffer
 from deltastore.ondisk.names import new_write_id, pack_name
 from deltastore.ondisk.pack import PackWriter
 from deltastore.ondisk.records import CommitRecord
+from deltastore.parallel import leave_a_core
 from deltastore.tiers.base import Tier
 
 log = logging.getLogger("deltastore")
@@ -246,6 +247,7 @@ class Writer:
                     return
                 self._is_writing = True
                 job = self._jobs.popleft()
+                leave_a_core(not self._jobs)  # to the training, unless that is waiting for the writer
             try:
                 self._write(job)
             except BaseException as error:

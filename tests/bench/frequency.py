@@ -37,12 +37,12 @@ class Method:
 class Job:
     """A GPT-like stack with AdamW on fixed random data."""
 
-    def __init__(self, width: int, layers: int) -> None:
+    def __init__(self, width: int, layers: int, batch: tuple[int, int] = (4, 64)) -> None:
         torch.manual_seed(0)
         block = nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
         self.model = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.data = torch.randn(4, 64, width)
+        self.data = torch.randn(*batch, width)
 
     def step(self) -> None:
         """Train one step."""
