@@ -93,6 +93,12 @@ class Fields:
         """Return whether the member is there and not null."""
         return self._value.get(name) is not None
 
+    def nullable(self, name: str) -> bool:
+        """Return whether a member, which must be there, is not null."""
+        if name not in self._value:
+            raise self.fault(name, "to be there, null where it says nothing")
+        return self.has(name)
+
     def raw(self, name: str) -> Json:
         """Return a member as it is, None where it is absent."""
         return self._value.get(name)

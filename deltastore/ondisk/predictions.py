@@ -134,7 +134,9 @@ def _parse(fields: Fields) -> PredictionRecord:
     partitions = fields.items("partitions")
     if len(partitions) != len(MEMBERS[kind]) or not all(_is_number(n, MAX_PARTITION_ID) for n in partitions):
         raise fields.fault("partitions", f"the numbers of {len(MEMBERS[kind])} partitions")
-    refine = _parse_refine(fields, kind) if fields.has("refine") else None
+    refine = _parse_refine(fields, kind) if fields.nullable("refine") else None
+    if fields.nullable("code") != is_coded:
+        raise fields.fault("code", "a code, or null in a replay")
     arrays = fields.mapping("arrays")
     if arrays.keys() != ((_ARRAYS | _REFINED if refine else _ARRAYS) if is_coded else _REPLAYED):
         raise fields.fault(

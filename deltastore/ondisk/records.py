@@ -210,7 +210,11 @@ def parse_record(blob: bytes, digest: str, where: str) -> CommitRecord:
             where=where,
             features=unknown,
         )
-    return _parse(fields, {name: value[name] for name in value if name not in _MEMBERS})
+    record = _parse(fields, {name: value[name] for name in value if name not in _MEMBERS})
+    hidden = sorted(set(record.requires) - set(required))
+    if hidden:
+        raise fields.fault("requires", f"also {', '.join(hidden)}, which the record uses")
+    return record
 
 
 def _parse(fields: Fields, extra: dict[str, Json]) -> CommitRecord:

@@ -213,6 +213,15 @@ def test_unknown_features_are_refused_by_name() -> None:
     assert caught.value.features == ["bounded", "tree"]
 
 
+@pytest.mark.parametrize("kind", ["base", "delta"])
+def test_no_feature_may_be_used_and_not_required(kind: str) -> None:
+    for name in good(kind)["requires"]:
+        value = good(kind)
+        value["requires"].remove(name)
+        with pytest.raises(Corruption, match=f"requires.*also {name}, which the record uses"):
+            member(value)
+
+
 def test_features_that_are_no_text_are_refused() -> None:
     value = good()
     value["requires"] = [["full"]]
