@@ -9,7 +9,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3
 # Interpreters new enough for the newest zarr; pyenv keeps its own outside PATH.
 ZARR_PYTHONS ?= python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3 $(HOME)/.pyenv/versions/3.12.*/bin/python3)
 # What a storage node needs to read packs, and the tools that run tests/compat there: no torch on purpose.
-ZARR_REQUIREMENTS := 'numpy>=2.0' 'zarr>=3.4' 'numcodecs>=0.16.6,!=0.17.0' google-crc32c crc32c isal 'msgspec>=0.19' zstandard pytest==9.2.0 pytest-timeout==2.4.0
+ZARR_REQUIREMENTS := 'numpy>=2.0' 'zarr>=3.4' 'numcodecs>=0.16.6,!=0.17.0' google-crc32c crc32c isal 'msgspec>=0.19' 'numba>=0.61' zstandard pytest==9.2.0 pytest-timeout==2.4.0
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed

@@ -20,8 +20,10 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch import nn
 
 import deltastore
+from deltastore.adapters.pytorch import Checkpointer
 from deltastore.dtypes import LOGICAL
 from deltastore.errors import UnsupportedFormat
 from deltastore.history.tags import read_tags
@@ -264,8 +266,59 @@ def bounded(root: Path) -> States:
     return made
 
 
+class Trained:
+    """A small model of two halves, one trained by AdamW and one by SGD with Nesterov's momentum."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = nn.ModuleDict({"a": nn.Linear(66, 65), "b": nn.Linear(65, 66, bias=False)})
+        self.adam = torch.optim.AdamW(self.model["a"].parameters(), lr=1e-3, weight_decay=0.1)
+        self.sgd = torch.optim.SGD(self.model["b"].parameters(), lr=1e-3, momentum=0.9, nesterov=True)
+
+    def step(self) -> None:
+        """Train one step."""
+        values = torch.randn(16, 66)
+        (self.model["b"](torch.tanh(self.model["a"](values))) - values).square().mean().backward()
+        for optimizer in (self.adam, self.sgd):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def run(self, root: Path, policy: deltastore.Policy | None, steps: range, stride: int = 1) -> None:
+        """Commit some steps, or every `stride`-th, after the newest commit if there is one."""
+        with deltastore.open(root) as store:
+            store.set_restore_cost(50)
+            ckpt = Checkpointer(store, policy=policy, exclude="rng", model=self.model, adam=self.adam, sgd=self.sgd)
+            ckpt.restore()
+            for step in steps:
+                for _ in range(stride):
+                    self.step()
+                ckpt.step(step)
+                ckpt.flush()
+
+
+def _read(root: Path) -> States:
+    with deltastore.open(root, "r") as store:
+        return {commit.id: describe(store.at(commit.id).to_state_dict(), foreign) for commit in store.commits()}
+
+
+def predicted(root: Path) -> States:
+    """Steps of optimizers predicted, with codes of all kinds; several optimizer steps in one commit."""
+    training = Trained()
+    training.run(root, None, range(1))
+    training.run(root, deltastore.Policy(budget=0.25, restore_cost=50), range(1, 4), stride=2)
+    for first, budget in ((4, 0.22), (7, 0.215)):
+        training.run(root, deltastore.Policy(budget=budget, restore_cost=50), range(first, first + 3))
+    return _read(root)
+
+
+def replayed(root: Path) -> States:
+    """Exact steps of optimizers, done again from their gradients."""
+    Trained().run(root, None, range(5))
+    return _read(root)
+
+
 CASES: dict[str, Callable[[Path], States]] = {
-    case.__name__: case for case in (chain, dtypes, layouts, values, history, retention, bounded)
+    case.__name__: case for case in (chain, dtypes, layouts, values, history, retention, bounded, predicted, replayed)
 }
 
 

@@ -55,7 +55,31 @@ def test_the_golden_stores_are_there() -> None:
     assert f"{FORMAT_MAJOR}.{FORMAT_MINOR}" in versions
     for version in versions:
         names = {path.name for path in CASES if path.parent.name == version}
-        assert names == {"chain", "dtypes", "layouts", "values", "history", "retention", "bounded"}
+        assert names == {
+            "chain",
+            "dtypes",
+            "layouts",
+            "values",
+            "history",
+            "retention",
+            "bounded",
+            "predicted",
+            "replayed",
+        }
+
+
+def test_they_hold_predictions_and_codes_of_every_kind() -> None:
+    used: set[tuple[str, str | None, bool, int]] = set()
+    for path in CASES:
+        opened = Opened(path / "store")
+        for entry in opened.catalog.ordered():
+            for found in opened.chain(entry).record.predictions:
+                used.add((found.kind, found.code, found.refine is not None, max(found.steps)))
+        opened.close()
+    assert {kind for kind, *_ in used} == {"adam", "sgd", "replay-adam", "replay-sgd"}
+    assert {code for _kind, code, *_ in used} == {None, "bit", "ternary", "pair"}
+    assert {steps for *_, steps in used} == {1, 2}
+    assert any(refined for _kind, _code, refined, _steps in used)
 
 
 def test_commits(case: Path, opened: Opened) -> None:
