@@ -47,7 +47,8 @@ class Probe:
             for parameter in group["params"]:
                 slots = self._optimizer.state.get(parameter)
                 for value in (parameter, *(slots.values() if isinstance(slots, dict) else ())):
-                    if isinstance(value, torch.Tensor) and value.is_cpu and not value.is_inference():
+                    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+                    if is_plain and value.is_cpu and not value.is_inference():
                         yield value
 
     def mark(self) -> None:

@@ -341,6 +341,8 @@ class Checkpointer:
         return handle
 
     def _drop(self, handle: Handle) -> None:
+        if handle.error is not None:
+            return  # it failed beside that, and is told as such
         log.warning("step %d was changed while it was taken, and is left out: the next commit has it", handle.step)
         self._pending.torn(handle)
         self._meter.torn(handle)

@@ -91,10 +91,12 @@ class Windows:
 
     def gate(self) -> None:
         """Take what is left of the state: it may change from here on."""
-        handle, self._handle = self._handle, None
+        handle = self._handle
         if handle is None or handle._window is None or os.getpid() != self._pid:
             return
-        if not handle._window.finish():
+        is_whole = handle._window.finish()
+        self._handle = None  # not before: an interrupted gate leaves it to the next one
+        if not is_whole:
             for probe in self._probes:
                 probe.close("it was changed between step and the optimizer's step, without edit()")
             self._on_torn(handle)

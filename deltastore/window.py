@@ -60,14 +60,14 @@ class Window:
     def finish(self) -> bool:
         """Copy in this thread what nobody has begun, wait for the rest, and return whether the state stayed as it was.
 
-        An error of a copy is raised by :meth:`wait` only: the training has not caused it.
+        An error of a copy is no change: :meth:`wait` raises it, for the commit fails, and the training goes on.
         """
         with self._state:
             self._is_released = True
         self._run()
         with self._state:
             self._state.wait_for(lambda: self._whole is not None)
-            return bool(self._whole)
+            return self._error is not None or bool(self._whole)
 
     def wait(self) -> bool:
         """Wait for all copies, and return whether the state stayed as it was.
@@ -97,7 +97,10 @@ class Window:
                 part.copy()
             except BaseException as error:
                 self._error = error
-            self._settle()
+                if not isinstance(error, Exception):  # Ctrl-C is the caller's
+                    raise
+            finally:
+                self._settle()
 
     def _next(self) -> Part | None:
         if self._small:

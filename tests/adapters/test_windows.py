@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import deltastore
+from deltastore import staging
 from deltastore.adapters import windows as windows_module
 from deltastore.adapters._probe import Probe
 from deltastore.adapters.pytorch import Checkpointer
-from deltastore.errors import NotFound
+from deltastore.errors import DeltaStoreError, NotFound
 from deltastore.layout import Layout, LayoutInput, plan
 from deltastore.window import Part, Window
 
@@ -396,9 +397,53 @@ def test_an_error_of_a_copy_is_the_commit_s_not_the_training_s() -> None:
         raise MemoryError("no room")
 
     window = Window([Part(layout().partitions[0], fail)], lambda: True)
-    assert not window.finish()
+    assert window.finish()
     with pytest.raises(MemoryError, match="no room"):
         window.wait()
+
+
+def test_an_interrupt_of_a_copy_reaches_the_training_and_the_commit() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    first, second = layout().partitions[:2]
+    window = Window([Part(first, interrupt), Part(second, lambda: None)], lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        window.finish()
+    assert window.finish()
+    with pytest.raises(KeyboardInterrupt):
+        window.wait()
+
+
+def test_a_copy_that_fails_is_told_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(tmp_path / "run")
+    training = warm(root)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Window, "open", lambda _self: None)
+        patched.setattr(staging, "_copy_pieces", fail_for_large(staging._copy_pieces, fail))
+        handle = training.commit()
+        training.step()
+    with pytest.raises(DeltaStoreError, match="no room"):
+        handle.wait(timeout=60)
+    assert not handle.skipped
+    assert training.ckpt.windows == {"first": "open", "rest": "open"}
+    assert training.commit().wait(timeout=60).kind == "base"
+    training.step()
+    training.commit()
+    training.ckpt.close()
+    assert training.check(root) == [0, 1, 3, 4]
+
+
+def fail_for_large(copy: Callable[..., None], fail: Callable[..., None]) -> Callable[..., None]:
+    def choose(values: Any, keys: Any, places: list[tuple[int, int, int, int]], target: Any) -> None:
+        large = [place for place in places if place[3] * target.itemsize >= staging.SMALL_BYTES]
+        (fail if large else copy)(values, keys, places, target)
+
+    return choose
 
 
 def test_the_patience_is_that_of_a_usual_forward_pass(tmp_path: Path) -> None:
