@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import shutil
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -373,6 +375,47 @@ def test_bounded_commits_keep_their_bound_against_a_frozen_copy(tmp_path: Path) 
             for name, value in expected.items():
                 found = state["model", name][...]
                 assert (found - value).abs().max().item() <= bounds.get(("model", name), 0.0)
+
+
+SIGTERM_SCRIPT = """
+import logging, os, random, signal, sys, threading
+from tests.adapters.test_windows import Training
+logging.basicConfig(level="WARNING", stream=sys.stdout, format="%(message)s")
+training = Training(root)
+random.seed({seed})
+threading.Timer(random.uniform(0.0, 0.3), os.kill, (os.getpid(), signal.SIGTERM)).start()
+with training.ckpt:
+    while True:
+        training.step()
+        training.commit()
+"""
+
+
+def terminate_at_random(run_script: Callable[[str], Any], root: Path, seed: int) -> None:
+    ended = run_script(SIGTERM_SCRIPT.format(seed=seed))
+    assert ended.status in (-signal.SIGTERM, 128 + signal.SIGTERM), ended.output
+    with deltastore.open(root / "store", "r") as store:
+        commits = store.commits()
+        steps = [commit.step for commit in commits]
+        assert steps == list(range(len(steps)))
+        assert f"SIGTERM: step {steps[-1]} is durable" in ended.output
+        for commit in commits:
+            state = store.at(commit.id).to_state_dict()
+            for name in ("layers.0.weight", "layers.1.weight", "layers.2.weight"):
+                assert bool((state["model"][name] == commit.step + 1).all()), (name, commit.step)
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_sigterm_at_a_random_moment(run_script: Callable[[str], Any], tmp_path: Path, seed: int, moment: int) -> None:
+    terminate_at_random(run_script, tmp_path, seed + moment)
+
+
+@pytest.mark.soak
+def test_sigterm_at_many_moments(run_script: Callable[[str], Any], tmp_path: Path, seed: int) -> None:
+    for moment in range(200):
+        tmp_path.mkdir(exist_ok=True)
+        terminate_at_random(run_script, tmp_path, seed + moment)
 
 
 def layout() -> Layout:
