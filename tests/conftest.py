@@ -110,6 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         modules["numpy"].random.seed(seed)
     if "torch" in modules:
         modules["torch"].manual_seed(seed)
+        modules["torch"].set_warn_always(True)
 
 
 @pytest.fixture
