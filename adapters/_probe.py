@@ -74,7 +74,7 @@ class Probe:
         elif changed:
             self.close(f"{changed} of its {len(marks)} tensors changed, but no step of the optimizer was seen")
         else:
-            self.is_open = self.is_open or stepped
+            self.is_open = stepped
 
     def forget(self) -> None:
         """Remember nothing: the next commit marks anew."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import statistics
 import time
@@ -15,8 +14,6 @@ from torch import nn
 
 from deltastore.adapters._probe import Probe
 from deltastore.handle import Handle
-
-log = logging.getLogger("deltastore")
 
 PATIENCE = 2.0
 """How many times the usual length of a forward pass the large partitions are left to the backward pass."""
