@@ -139,10 +139,11 @@ def _steps(
     for layer in link.record.layers:
         member = numbers.get(layer.partition)
         if member is not None:
-            is_first = layer.kind == FULL and chain.layers(member.id)[0][0] is link
-            out = arrays[member.id] if is_first else np.empty_like(arrays[member.id])
+            # Only what nothing was done to before may be read into its place: this is run long before its turn.
+            is_later = layer.kind == FULL and link is not chain.links[0]
+            out = np.empty_like(arrays[member.id]) if is_later else arrays[member.id]
             correct = fetch_layer(packs, member, (link, layer), first, out)
-            yield _assigning(member.id, out) if layer.kind == FULL and not is_first else _correcting(member.id, correct)
+            yield _assigning(member.id, out) if is_later else _correcting(member.id, correct)
 
 
 def _predicting(predicted: Prediction, partitions: Sequence[int]) -> Step:
