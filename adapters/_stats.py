@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from deltastore.handle import Commit, Handle
+from deltastore.handle import Commit, Handle, Work
 from deltastore.layout import Layout
 from deltastore.reader import State
 
@@ -34,10 +34,31 @@ class Stats:
     """Those of bases."""
     state_bytes: int
     """Bytes of the state in memory: what a full checkpoint would take."""
+    interval: int
+    """Steps from one commit to the next; with interval="auto" that of now."""
     last_stall_seconds: float
     """How long the last commit held the training."""
     median_stall_seconds: float
     total_stall_seconds: float
+    last_bytes: int
+    """Of the newest acknowledged commit, as all that follows."""
+    last_work: Work | None
+    """What it took in the background, and which predictions it uses; None before the first."""
+
+    def scalars(self, prefix: str = "deltastore/") -> dict[str, float]:
+        """Return the figures as TensorBoard, Weights & Biases and the like take them: one number for each name.
+
+        ``writer.add_scalar(name, value, step)`` for each item, or ``wandb.log(ckpt.stats.scalars(), step)``.
+        """
+        found = {field.name: float(getattr(self, field.name)) for field in fields(self) if field.name != "last_work"}
+        if self.last_work is not None:
+            found |= {
+                "last_queue_seconds": self.last_work.queue_seconds,
+                "last_encode_seconds": self.last_work.encode_seconds,
+                "last_write_seconds": self.last_work.write_seconds,
+                **{f"predicted/{kind}": share for kind, share in self.last_work.predictions.items()},
+            }
+        return {prefix + name: value for name, value in found.items()}
 
     def __str__(self) -> str:
         share = self.stored_bytes / (self.commits * self.state_bytes) if self.commits and self.state_bytes else 0.0
@@ -63,6 +84,8 @@ class Meter:
         self._open: list[Handle] = []
         self._newest: str | None = None
         self._commits = self._bases = self._failed = self._stored = self._base = 0
+        self._last_bytes = 0
+        self._last_work: Work | None = None
 
     def watch(self, handle: Handle, stall_seconds: float) -> None:
         """Count a commit, once it is settled, and how long it held the training."""
@@ -88,22 +111,28 @@ class Meter:
             if handle.error is not None:
                 self._failed += 1
             elif handle.done():
-                self._count(handle.wait())
+                self._count(handle.wait(), handle.work)
             else:
                 still.append(handle)
         self._open = still
 
-    def _count(self, commit: Commit) -> None:
+    def is_writing(self) -> bool:
+        """Return whether a commit is not yet settled."""
+        self._settle()
+        return bool(self._open)
+
+    def _count(self, commit: Commit, work: Work | None) -> None:
         if commit.id == self._newest:  # the step was committed again and nothing had changed
             return
         self._newest = commit.id
         self._commits += 1
         self._stored += commit.bytes
+        self._last_bytes, self._last_work = commit.bytes, work
         if commit.kind == "base":
             self._bases += 1
             self._base += commit.bytes
 
-    def stats(self, state_bytes: int) -> Stats:
+    def stats(self, state_bytes: int, interval: int) -> Stats:
         """Return the figures of now."""
         self._settle()
         return Stats(
@@ -116,9 +145,12 @@ class Meter:
             stored_bytes=self._stored,
             base_bytes=self._base,
             state_bytes=state_bytes,
+            interval=interval,
             last_stall_seconds=self._stalls[-1] if self._stalls else 0.0,
             median_stall_seconds=statistics.median(self._stalls) if self._stalls else 0.0,
             total_stall_seconds=self._total_stall,
+            last_bytes=self._last_bytes,
+            last_work=self._last_work,
         )
 
 

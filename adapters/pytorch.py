@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from deltastore.adapters._interval import make_interval
 from deltastore.adapters._objects import EXTRA, RNG, Capture
 from deltastore.adapters._pending import Pending
 from deltastore.adapters._random import restore_rng
@@ -52,16 +53,17 @@ class Checkpointer:
     policy : Policy, optional
         What is stored per step; None: every step exactly. With a byte budget the commits are bounded: each records how
         far any element may be from the training state, and a restore logs that.
-    interval : int
-        Commit the steps that are multiples of it; the others give a skipped handle.
+    interval : int or "auto"
+        Commit the steps that are multiples of it; the others give a skipped handle. "auto": commit as often as
+        `overhead` allows, measured all the time; the interval in use stands in :attr:`stats`.
     include, exclude : pattern, function, or sequence of them; optional
         Which tensors are stored, by "object/key" names: ``include="*lora_*"`` stores an adapter without its frozen
         backbone. `exclude` may also name whole objects, and "rng". What is left out is neither stored nor restored;
         `restore` says how much that is. A pattern that matches nothing is an error of the first `step` or `restore`.
     on_pressure : {"wait", "skip"}
         What `step` does while the writer is behind: wait for it, or leave the step out.
-    overhead : optional
-        Not part of this version.
+    overhead : float, optional
+        With ``interval="auto"``: the share of the training's time that commits may take, 0.035 by default.
     rec_device : {"cpu"}
         Where the reconstruction lies.
     **objects
@@ -99,7 +101,7 @@ class Checkpointer:
         store: Store | str | os.PathLike[str],
         *,
         policy: Policy | None = None,
-        interval: int = 1,
+        interval: int | str = 1,
         include: Pattern | Iterable[Pattern] | None = None,
         exclude: Pattern | Iterable[Pattern] | None = None,
         on_pressure: str = WAIT,
@@ -114,16 +116,12 @@ class Checkpointer:
                 f"state without a Checkpointer, store.at(ref).load_into(model=model)",
                 url=store.url,
             )
-        if type(interval) is not int or interval < 1:
-            raise InvalidInput(f"interval is {interval!r}, expected an integer of 1 or more")
         if on_pressure not in (WAIT, SKIP):
             raise InvalidInput(f"on_pressure is {on_pressure!r}, expected 'wait' or 'skip'")
-        if overhead is not None:
-            raise InvalidInput(f"overhead is {overhead!r}: limiting the overhead is not part of this version")
         if str(rec_device) != "cpu":
             raise InvalidInput(f"rec_device is {rec_device!r}: this version keeps the reconstruction on the 'cpu'")
+        self._interval = make_interval(interval, overhead)
         self._capture = Capture(objects, Selection(include, exclude))
-        self._interval = interval
         self._on_pressure = on_pressure
         self._is_owner = not isinstance(store, Store)
         self._store = store if isinstance(store, Store) else open_store(store)
@@ -309,17 +307,19 @@ class Checkpointer:
         self._windows.settle()
         self._pending.raise_failure()
         self._meter.steps += 1
+        self._interval.begin(time.perf_counter())
         forced = exact is True or self._gate.pending
         if self._gate.pending:
             self._announce_last(step)
         is_left_out = not forced and self._is_left_out(step)
         handle = self._leave_out(step) if is_left_out else self._commit(step, forced, metrics)
+        self._interval.end(time.perf_counter(), committed=not is_left_out, is_writing=self._meter.is_writing())
         if self._gate.pending:  # it may have come while the commit was taken
             self._terminate(step)
         return handle
 
     def _is_left_out(self, step: int) -> bool:
-        return step % self._interval != 0 or (self._on_pressure == SKIP and self._store.busy())
+        return not self._interval.is_due(step) or (self._on_pressure == SKIP and self._store.busy())
 
     def _leave_out(self, step: int) -> Handle:
         handle = Handle(step, None, self._store.tier_names, skipped=True)
@@ -488,7 +488,7 @@ class Checkpointer:
     def stats(self) -> Stats:
         """What was done so far."""
         layout = self._layout()
-        return self._meter.stats(0 if layout is None else layout.bytes)
+        return self._meter.stats(0 if layout is None else layout.bytes, self._interval.interval)
 
     @property
     def windows(self) -> dict[str, str]:

@@ -32,6 +32,28 @@ class Commit:
     metrics: dict[str, Json]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a commit took in the background.
+
+    Attributes
+    ----------
+    queue_seconds : float
+        From its submission until it was its turn, and its window was over.
+    encode_seconds : float
+        What became of its state: layers, or chunks that are compressed while they are written.
+    write_seconds : float
+        Until it was durable.
+    predictions : dict of str to float
+        Share of the state's bytes that each prediction was used for; empty in a base.
+    """
+
+    queue_seconds: float
+    encode_seconds: float
+    write_seconds: float
+    predictions: dict[str, float]
+
+
 class Failure:
     """An error of the background, raised once to whoever asks first and then to those who hold its handles."""
 
@@ -52,6 +74,8 @@ class Handle:
     skipped : bool
         The step was left out (`interval`, pressure, or changed while it was taken): `wait` then waits for the next
         commit that follows it.
+    work : Work or None
+        What it took, once it is acknowledged; None where nothing had to be written.
     """
 
     def __init__(
@@ -66,6 +90,7 @@ class Handle:
         self.id = commit_id
         self.step = step
         self.skipped = skipped
+        self.work: Work | None = None
         self._tiers = tiers
         self._pid = os.getpid()
         self._settled = threading.Event()
@@ -136,8 +161,9 @@ class Handle:
         if tier is not None and tier not in self._tiers:
             raise InvalidInput(f"the store has no tier {tier!r}; it has {', '.join(self._tiers)}", tier=tier)
 
-    def _succeed(self, commit: Commit) -> None:
+    def _succeed(self, commit: Commit, work: Work | None = None) -> None:
         self.id = commit.id
+        self.work = work
         self._commit = commit
         self._settled.set()
 

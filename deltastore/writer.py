@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from deltastore.buffers import BufferPool, StagedState
 from deltastore.config import WriterOptions
@@ -25,14 +25,15 @@ from deltastore.errors import (
     OutcomeUnknown,
     Timeout,
 )
-from deltastore.handle import Commit, Failure, Handle
+from deltastore.handle import Commit, Failure, Handle, Work
 from deltastore.history.catalog import CatalogEntry, entry_of
 from deltastore.history.packs import Packs
 from deltastore.history.session import Session
 from deltastore.ondisk.codecs import Buffer
 from deltastore.ondisk.names import new_write_id, pack_name
 from deltastore.ondisk.pack import PackWriter
-from deltastore.ondisk.records import CommitRecord
+from deltastore.ondisk.predictions import HOLD
+from deltastore.ondisk.records import BASE, CommitRecord
 from deltastore.parallel import leave_a_core
 from deltastore.tiers.base import Tier
 
@@ -53,6 +54,7 @@ class Job:
     staged: StagedState
     order: CommitOrder
     handle: Handle
+    submitted: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,7 @@ class Writer:
         if job.staged.window is not None and not job.staged.window.wait():
             self._leave_out(job)
             return
+        begun = time.monotonic()
         encoded = encode_commit(
             self._chain,
             job.staged,
@@ -269,12 +272,21 @@ class Writer:
         if encoded is None:
             self._settle_unchanged(job)
             return
+        ready = time.monotonic()
         record, written = self._publish(encoded)
+        work = Work(
+            begun - job.submitted, ready - begun, time.monotonic() - ready, _predicted_shares(record, job.staged)
+        )
         free = advance(self._chain, job.staged, encoded, record, written.entry.ref.digest, written.pack_bytes)
         if free is not None:
             self._pool.give(job.staged.layout, free)
+        log.debug(
+            "step %d: %s of %s bytes; waited for %.3f s, encoded in %.3f s, written in %.3f s",
+            *(record.step, record.kind, f"{written.pack_bytes:,}"),
+            *(work.queue_seconds, work.encode_seconds, work.write_seconds),
+        )
         try:
-            job.handle._succeed(self._acknowledge(written))
+            job.handle._succeed(self._acknowledge(written), work)
         except Exception as error:
             # The commit is safe, and so is the chain: only what was asked beside it (a tag) failed.
             failure = Failure(_as_fault(job, error))
@@ -397,6 +409,16 @@ class Writer:
             for other in failed:
                 other.handle._fail(failure)
             self._state.notify_all()
+
+
+def _predicted_shares(record: CommitRecord, staged: StagedState) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    if record.kind != BASE:
+        predicted = record.predicted
+        for partition in staged.layout.partitions:
+            kind = predicted.get(partition.id, HOLD)
+            shares[kind] = shares.get(kind, 0.0) + partition.bytes / staged.layout.bytes
+    return shares
 
 
 def _as_fault(job: Job, error: BaseException) -> DeltaStoreError:

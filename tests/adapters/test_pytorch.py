@@ -397,6 +397,16 @@ def test_figures(root: str, run: Run) -> None:
         assert stats.base_bytes == sum(commit.bytes for commit in commits if commit.kind == "base")
         assert stats.last_stall_seconds > 0
         assert stats.median_stall_seconds <= stats.total_stall_seconds
+        assert stats.interval == 2
+        assert stats.last_bytes == commits[-1].bytes
+        work = stats.last_work
+        assert work is not None
+        assert min(work.queue_seconds, work.encode_seconds, work.write_seconds) >= 0
+        assert sum(work.predictions.values()) == pytest.approx(1.0)
+        scalars = stats.scalars("run/")
+        assert scalars["run/commits"] == 3
+        assert scalars["run/last_write_seconds"] == work.write_seconds
+        assert all(type(value) is float for value in scalars.values())
         assert stats.state_bytes > 1000
         assert "5 steps, 3 commits" in str(stats)
         assert root in repr(checkpointer)
