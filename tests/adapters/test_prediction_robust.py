@@ -35,9 +35,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 POLICIES = {
     "exact": None,
-    "bounded": Policy(budget=0.06, restore_cost=1e9),
-    "rich": Policy(budget=0.2, restore_cost=1e9),
-    "held": Policy(budget=0.06, restore_cost=1e9, prediction="hold"),
+    "bounded": Policy(budget=0.1, restore_cost=1e9),
+    "rich": Policy(budget=0.4, restore_cost=1e9),
+    "held": Policy(budget=0.1, restore_cost=1e9, prediction="hold"),
 }
 QUIET = ["train", "train", "train", "train"]
 SITUATIONS = [
@@ -250,7 +250,7 @@ def test_what_is_tried_above_is_predicted(policy: str, kind: str, tmp_path: Path
             run.step()
             run.commit()
         run.ckpt.close()
-        chain = open_chain(store._view.packs, store._view.catalog, store._view.resolve("latest"))
+        chain = open_chain(store._view.packs, store._view.catalog, store._view.resolve(2))
         assert [prediction.kind for prediction in chain.record.predictions] == [kind]
 
 
