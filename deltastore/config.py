@@ -83,3 +83,20 @@ class WriterOptions:
             raise InvalidInput(f"codec is {self.codec!r}, expected 'auto', 'raw' or 'blosc'")
         if type(self.max_pending) is not int or self.max_pending < 1:
             raise InvalidInput(f"max_pending is {self.max_pending!r}, expected an integer of 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """How far the remote tiers may be behind, and what happens beyond that."""
+
+    max_local_bytes: int | None = None
+    max_lag_steps: int | None = None
+    max_lag_seconds: float | None = None
+    wait: bool = True
+    """Let the training wait; False: the commit fails."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_local_bytes", "max_lag_steps"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidInput(f"{name} is {value!r}, expected an integer of 1 or more")

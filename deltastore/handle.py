@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from deltastore.config import check_timeout
 from deltastore.errors import Conflict, DeltaStoreError, Internal, InvalidInput, Timeout
@@ -62,6 +63,16 @@ class Failure:
         self.seen = False
 
 
+class FurtherTiers(Protocol):
+    """What is known of the tiers behind the store's own root."""
+
+    def has(self, tier: str, commit: str | None) -> bool:
+        """Return whether a tier has a commit and its chain."""
+
+    def wait(self, tier: str, commit: str, timeout: float | None) -> None:
+        """Wait until it does."""
+
+
 class Handle:
     """What `commit` returns at once; the commit itself is written in the background.
 
@@ -86,6 +97,7 @@ class Handle:
         *,
         skipped: bool = False,
         window: Window | None = None,
+        further: FurtherTiers | None = None,
     ) -> None:
         self.id = commit_id
         self.step = step
@@ -98,6 +110,7 @@ class Handle:
         self._failure: Failure | None = None
         self._next: Handle | None = None
         self._window = window
+        self._further = further
 
     @property
     def error(self) -> DeltaStoreError | None:
@@ -111,7 +124,10 @@ class Handle:
         self._check_tier(tier)
         if self._next is not None:
             return self._next.done(tier)
-        return self._commit is not None
+        is_here = self._commit is not None
+        if tier in (None, self._tiers[0]) or self._further is None:
+            return is_here
+        return is_here and self._further.has(tier, self.id)
 
     def wait(self, tier: str | None = None, timeout: float | None = None) -> Commit:
         """Wait until a tier has acknowledged the commit, and return it.
@@ -119,7 +135,8 @@ class Handle:
         Parameters
         ----------
         tier : str, optional
-            "memory", "local" or "remote"; the store's own root by default.
+            "memory", "local" or "remote" ("remote:1", ...): then the commit and its chain are there, read back and
+            verified; it is pushed at once. The store's own root by default.
         timeout : float, optional
             Seconds.
 
@@ -151,6 +168,8 @@ class Handle:
             raise self._failure.error
         if self._commit is None:
             raise Internal(f"step {self.step}: settled without a commit or an error")
+        if tier not in (None, self._tiers[0]) and self._further is not None:
+            self._further.wait(tier, self._commit.id, None if end is None else max(0.0, end - time.monotonic()))
         return self._commit
 
     def __repr__(self) -> str:

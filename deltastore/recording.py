@@ -15,7 +15,7 @@ from deltastore.buffers import Hints, StagedState
 from deltastore.config import Retention, WriterOptions
 from deltastore.encoder import LINK_BYTES, ChainState, CommitOrder
 from deltastore.errors import InvalidInput
-from deltastore.handle import Commit, Handle
+from deltastore.handle import Commit, FurtherTiers, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.history.chain import Chain
 from deltastore.history.lineage import segments_of
@@ -46,6 +46,10 @@ class Recording:
         Called in the background with each acknowledged commit and the tag that was asked for.
     find : callable
         Gives a commit by its id.
+    further : FurtherTiers, optional
+        What handles ask about the tiers behind the root.
+    tiers : tuple of str
+        What handles call the tiers, that of the root first.
     """
 
     def __init__(
@@ -63,8 +67,12 @@ class Recording:
         pickle_trusted: bool,
         acknowledge: Callable[[Written, str | None], Commit],
         find: Callable[[str], Commit],
+        further: FurtherTiers | None = None,
+        tiers: tuple[str, ...] = (),
     ) -> None:
         self.session = session
+        self._further = further
+        self._tiers = tiers or (packs.tier.name,)
         self._tier = packs.tier
         self._retention = retention
         self.policy = policy
@@ -150,7 +158,7 @@ class Recording:
             rules=hints.rules,
             gradients=hints.gradients,
         )
-        handle = Handle(step, order.id, (self._tier.name,), window=staged.window)
+        handle = Handle(step, order.id, self._tiers, window=staged.window, further=self._further)
         if tag is not None:
             self._tags[order.id] = tag
         self._handles = {s: h for s, h in self._handles.items() if not h.done() and h.error is None}

@@ -8,14 +8,15 @@ import os
 import secrets
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from deltastore.buffers import Hints
-from deltastore.config import Retention, WriterOptions, as_integer, check_timeout
+from deltastore.config import Retention, TierLimits, WriterOptions, as_integer, check_timeout
 from deltastore.errors import (
     AlreadyExists,
+    Backend,
     Corruption,
     DeltaStoreError,
     InvalidInput,
@@ -23,6 +24,7 @@ from deltastore.errors import (
     ReadOnly,
     UnsupportedFormat,
 )
+from deltastore.fetching import fetch, meet, read_elsewhere
 from deltastore.handle import Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
@@ -33,11 +35,14 @@ from deltastore.history.session import Session, read_format
 from deltastore.history.tags import read_tags, write_tag
 from deltastore.history.verify import Progress, VerifyReport, verify
 from deltastore.layout import Layout
+from deltastore.nearest import Nearest
 from deltastore.ondisk.limits import MAX_NUMBER
 from deltastore.ondisk.names import check_tag
 from deltastore.policy import EXACT_RESTORE_COST, Policy, check_policy
 from deltastore.reader import State
 from deltastore.recording import Recording, check_step
+from deltastore.recovery import Reach, Recovery, reaches, survey
+from deltastore.remotes import RemotePlace, Remotes
 from deltastore.sources import BufferSource, PackSource, read_all
 from deltastore.tiers.base import Tier
 from deltastore.view import View
@@ -70,6 +75,8 @@ class Store:
         pickle_trusted: bool = False,
         session: str | None = None,
         options: WriterOptions | None = None,
+        places: Sequence[RemotePlace] = (),
+        limits: TierLimits | None = None,
     ) -> None:
         self._tier = tier
         self._writable = writable
@@ -80,6 +87,10 @@ class Store:
         self._policy: Policy | None = None
         self._restore_cost = EXACT_RESTORE_COST
         self._view = View(tier, pickle_trusted=pickle_trusted)
+        self._further = [View(place.tier, pickle_trusted=pickle_trusted) for place in places]
+        self._nearest = Nearest([self._view, *self._further])
+        self._limits = limits or TierLimits()
+        self._remotes = Remotes(places, tier, self._limits, self._is_known) if places else None
         self._recording: Recording | None = None
         self._closed = False
         self._has_tagged = False
@@ -87,7 +98,7 @@ class Store:
         _open_stores.add(self)
         if writable:
             tier.check_writable()
-        elif not tier.exists():
+        elif not tier.exists() and not any(place.tier.exists() for place in places):
             raise NotFound(f"{tier.url}: there is no store here; mode 'a' makes one", url=tier.url)
         self._read_format()
 
@@ -130,7 +141,7 @@ class Store:
     @property
     def tier_names(self) -> tuple[str, ...]:
         """The tiers that `wait` and `durable` know."""
-        return (self._tier.name,)
+        return (self._tier.name, *(self._remotes.names if self._remotes else ()))
 
     @property
     def layout(self) -> Layout | None:
@@ -144,15 +155,18 @@ class Store:
 
     def refresh(self) -> None:
         """Look again at what the store holds: another process may have committed, tagged or pruned."""
-        self._view.refresh()
+        if self._remotes is None:
+            self._view.refresh()
+        else:
+            self._nearest.refresh()
 
     def commits(self) -> list[Commit]:
         """Return all commits, oldest first."""
-        return self._view.commits()
+        return self._view.commits() if self._remotes is None else self._nearest.commits()
 
     def lineage(self) -> list[Commit]:
         """Return the commits on the line of history of the latest one, oldest first; the others were left behind."""
-        return self._view.lineage()
+        return self._view.lineage() if self._remotes is None else self._nearest.lineage()
 
     def at(self, ref: int | str) -> State:
         """Return the state of a commit; nothing of it is loaded yet.
@@ -170,7 +184,7 @@ class Store:
         Corruption
             What it needs is damaged.
         """
-        return self._view.at(ref)
+        return self._view.at(ref) if self._remotes is None else self._nearest.at(ref)
 
     def verify(self, deep: bool = False, *, progress: Progress | None = None) -> VerifyReport:
         """Return what is damaged or missing; nothing is changed.
@@ -195,6 +209,9 @@ class Store:
         A store that is only read cannot know what its writer was told: it returns the newest step that it sees.
         """
         self._check_tier(tier)
+        if self._remotes is not None and tier not in (None, self._tier.name):
+            found = [c.step for c in self._nearest.lineage() if self._remotes.has(str(tier), c.id)]
+            return max(found, default=None)
         with self._view.lock:
             if self._recording is not None:
                 return self._recording.durable_step
@@ -202,8 +219,8 @@ class Store:
             return None if top is None else top.step
 
     def _check_tier(self, tier: str | None) -> None:
-        if tier not in (None, self._tier.name):
-            raise InvalidInput(f"the store has no tier {tier!r}; it has {self._tier.name!r}", tier=tier)
+        if tier not in (None, *self.tier_names):
+            raise InvalidInput(f"the store has no tier {tier!r}; it has {', '.join(self.tier_names)}", tier=tier)
 
     # ---------------------------------------------------------------- writing
 
@@ -277,7 +294,30 @@ class Store:
         if self._recording is None:
             top = newest(self._view.catalog)  # before the claim: what is refused leaves no trace
             check_step(step, -1 if top is None else top.step)
-        return self._record().commit(step, state, hints or Hints(), exact=exact, tag=tag, metrics=metrics)
+        recording = self._record()
+        if self._remotes is not None:
+            self._remotes.start()
+            self._remotes.admit(self._local_bytes)
+        return recording.commit(step, state, hints or Hints(), exact=exact, tag=tag, metrics=metrics)
+
+    def _is_known(self, commit: str) -> bool:
+        with self._view.lock:
+            return commit in self._view.catalog.by_id
+
+    def _local_bytes(self) -> int:
+        """Return what the local packs take, after making room from what every further tier has."""
+        with self._view.lock:
+            catalog = self._view.catalog
+            limit = self._limits.max_local_bytes
+            if self._remotes is not None and limit is not None and sum(catalog.packs.values()) > limit:
+                pinned = catalog.by_id.keys() - self._remotes.everywhere()
+                if self._recording is not None and self._recording.follows is not None:
+                    pinned.add(self._recording.follows)
+                doomed = plan_prune(catalog, pinned, Retention(1))
+                if doomed:
+                    log.info("%d commits are freed here, their copies are read from now on", len(doomed))
+                    delete_commits(self._view.packs, catalog, doomed)
+            return sum(catalog.packs.values())
 
     def _record(self) -> Recording:
         """Return the recording; the first call claims the store."""
@@ -286,6 +326,7 @@ class Store:
             if self._recording is not None and self._recording.is_stopped:  # an interrupt struck in restore()
                 self._go_on_from(self._recording.session, self._recording.follows)
             if self._recording is None:
+                meet(self._further, self._tier, self._session_id)
                 session = Session(self._tier, self._session_id)
                 session.claim()
                 try:
@@ -326,6 +367,8 @@ class Store:
             pickle_trusted=self._pickle_trusted,
             acknowledge=self._acknowledge,
             find=self._commit_by_id,
+            further=self._remotes,
+            tiers=self.tier_names,
         )
 
     def restore(self, ref: int | str = "latest") -> State:
@@ -354,18 +397,56 @@ class Store:
             self.refresh()
             self._view.resolve(ref)  # a reference that means nothing leaves everything as it is
             recording.stop()
-        elif ref != "latest":
-            self._view.resolve(ref)
+        else:
+            self._fetch(ref)
+            if ref != "latest":
+                self._view.resolve(ref)
         with self._view.lock:
             session = self._claim_anew(recording)
             try:
                 self._look_at(session)
-                entry, chain, buffers = self._read_newest_intact(ref)
-                self._recording = self._make_recording(session, entry, (chain, buffers))
+                entry, chain, buffers, is_whole = self._read_newest_intact(ref)
+                self._recording = self._make_recording(session, entry, (chain, buffers) if is_whole else None)
             except BaseException:
                 self._go_on_from(session, None if recording is None else recording.follows)
                 raise
             return self._view.state(chain, BufferSource(buffers), entry)
+
+    def _fetch(self, ref: int | str) -> None:
+        """Bring here what only a further tier has; fail rather than begin anew because one does not answer."""
+        if self._remotes is None:
+            return
+        silent = meet(self._further, self._tier, self._session_id)
+        self._read_format()
+        self.refresh()
+        fetch(self._nearest, self._further, self._view, ref, self._session_id)
+        if silent and not self._view.catalog.by_id:
+            raise Backend(
+                f"{self.url} is empty and {', '.join(silent)} does not answer: whether there is a state to restore "
+                "cannot be told; try again when it answers, or open the store without that tier",
+                url=silent[0],
+                transient=True,
+            )
+
+    def fetch(self, ref: int | str = "latest") -> None:
+        """Bring a commit with its chain here, if only a further tier has it; nothing else is changed.
+
+        Raises
+        ------
+        NotFound
+            No tier that answers has such a commit.
+        """
+        self._require_writable()
+        self._fetch(ref)
+        self._view.resolve(ref)
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Return what each tier holds, nearest first, and how far back it reaches."""
+        return reaches([self._view, *self._further])
+
+    def recoverable(self) -> Recovery:
+        """Return the newest commit whose whole chain is right on some tier, every byte read, and what is newer."""
+        return survey([self._view, *self._further])
 
     def _claim_anew(self, recording: Recording | None) -> Session:
         """Return a claimed session in a new epoch: that of the recording, or a new one."""
@@ -390,7 +471,8 @@ class Store:
             session.close()
             raise
 
-    def _read_newest_intact(self, ref: int | str) -> tuple[CatalogEntry, Chain, dict[int, Any]]:
+    def _read_newest_intact(self, ref: int | str) -> tuple[CatalogEntry, Chain, dict[int, Any], bool]:
+        """Return a commit with its state, and whether its chain here is whole: a delta may follow it."""
         entry = resolve(self._view.catalog, self._view.tags() if needs_tags(ref) else {}, ref)
         for error in self._view.catalog.damaged.values():
             if ref == "latest" and isinstance(error, UnsupportedFormat):
@@ -398,8 +480,12 @@ class Store:
         while True:
             try:
                 chain = open_chain(self._view.packs, self._view.catalog, entry)
-                return entry, chain, read_all(PackSource(self._view.packs, chain), chain.layout)
+                return entry, chain, read_all(PackSource(self._view.packs, chain), chain.layout), True
             except Corruption as error:
+                found = read_elsewhere(self._further, entry)
+                if found is not None:
+                    log.warning("step %s is damaged here and was read from a further tier: %s", entry.step, error)
+                    return entry, *found, False
                 older = [other for other in self._view.catalog.ordered() if other.order < entry.order]
                 if ref != "latest" or not older:
                     raise self._view.with_advice(error, entry) from error
@@ -410,6 +496,8 @@ class Store:
         with self._view.lock:
             catalog = self._view.catalog
             catalog.add(written.entry, written.pack_bytes)
+            if self._remotes is not None:
+                self._remotes.added(written.entry.id)
             if tag is not None:
                 write_tag(self._tier, tag, written.entry.id, self._session_id, move=False)
                 self._view.forget_tags()
@@ -475,7 +563,10 @@ class Store:
         handle = None if self._recording is None else self._recording.handle_of(step)
         if handle is not None:
             return handle.wait(tier, timeout)
-        return self.at(step).commit
+        commit = self.at(step).commit
+        if self._remotes is not None and tier not in (None, self._tier.name):
+            self._remotes.wait(str(tier), commit.id, timeout)
+        return commit
 
     def tag(self, name: str, ref: int | str | None = "latest", move: bool = False) -> None:
         """Name a commit. Tagged commits are never pruned.
@@ -565,8 +656,11 @@ class Store:
             # What a forked child inherited belongs to its parent: the pending commits, the lock, the temporary files.
             if os.getpid() == self._pid:
                 self._end_writing()
+                if self._remotes is not None:
+                    self._remotes.end()
         finally:
-            self._view.packs.close()
+            for view in (self._view, *self._further):
+                view.packs.close()
 
     def _end_writing(self) -> None:
         recording = self._recording

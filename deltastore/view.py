@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
+from typing import Protocol
 
 from deltastore.document import plain_value
 from deltastore.errors import Corruption, DeltaStoreError, NotFound
@@ -26,6 +27,13 @@ from deltastore.types import Json
 log = logging.getLogger("deltastore")
 
 
+class Others(Protocol):
+    """Further tiers that may hold the same commits."""
+
+    def guard(self, source: PartitionSource, entry: CatalogEntry) -> PartitionSource:
+        """Return a source that goes on elsewhere where the given one fails."""
+
+
 class View:
     """The reading side of a store; thread safe, and shared with its writing side."""
 
@@ -43,6 +51,11 @@ class View:
         with self.lock:
             self._catalog = read_catalog(self.packs, self._catalog)
             self._tags = None
+
+    def look(self) -> None:
+        """Read the catalog if it was not read yet."""
+        with self.lock:
+            _ = self.catalog
 
     @property
     def catalog(self) -> Catalog:
@@ -73,6 +86,11 @@ class View:
             tags = self._tags_by_commit()
             return [_commit_of(entry, tags) for entry in self.catalog.ordered()]
 
+    def ordered_commits(self) -> list[tuple[tuple[int, int, str], Commit]]:
+        """Return all commits with what orders them among those of other tiers."""
+        with self.lock:
+            return list(zip((entry.order for entry in self.catalog.ordered()), self.commits(), strict=True))
+
     def _tags_by_commit(self) -> dict[str, list[str]]:
         by_commit: dict[str, list[str]] = {}
         try:
@@ -82,7 +100,7 @@ class View:
             log.warning("tags cannot be listed: %s", error)
         return by_commit
 
-    def at(self, ref: int | str) -> State:
+    def at(self, ref: int | str, others: Others | None = None) -> State:
         """Return the state of a commit; nothing of it is loaded yet.
 
         Parameters
@@ -90,6 +108,8 @@ class View:
         ref : int or str
             A step (the newest commit of it on the line of history of the latest, else of the highest epoch),
             "latest", "latest~3", a tag, or a commit id (8 or more characters).
+        others : Others, optional
+            The tiers to go on with where this one is damaged.
 
         Raises
         ------
@@ -101,7 +121,13 @@ class View:
         with self.lock:
             entry = self.resolve(ref)
             chain = self._chain(entry)
-            return self.state(chain, PackSource(self.packs, chain), entry)
+            source: PartitionSource = PackSource(self.packs, chain)
+            return self.state(chain, source if others is None else others.guard(source, entry), entry)
+
+    def source(self, entry: CatalogEntry) -> PartitionSource:
+        """Return where the elements of a commit are."""
+        with self.lock:
+            return PackSource(self.packs, self._chain(entry))
 
     def resolve(self, ref: int | str) -> CatalogEntry:
         """Return the commit that a reference means, looking again at the store before it is not found."""

@@ -20,9 +20,12 @@ from deltastore.cli.log import log
 from deltastore.cli.ls import ls
 from deltastore.cli.output import logging_to_stderr, print_error, print_json, print_traceback, shorten
 from deltastore.cli.prune import prune
+from deltastore.cli.pull import pull
 from deltastore.cli.push import push
+from deltastore.cli.recover import recover
 from deltastore.cli.show import show
 from deltastore.cli.tag import tag
+from deltastore.cli.tiers import tiers
 from deltastore.cli.verify import verify
 from deltastore.cli.wording import translate
 from deltastore.errors import Backend, DeltaStoreError, Internal
@@ -163,7 +166,7 @@ def _root(
     ctx.obj.traceback = traceback
 
 
-for _verb in (demo, log, show, ls, get, import_, export, verify, tag, prune, push):
+for _verb in (demo, log, show, ls, get, import_, export, verify, tag, prune, push, pull, tiers, recover):
     app.command(_verb.__name__.rstrip("_"), help=sys.modules[_verb.__module__].HELP)(_verb)
 
 

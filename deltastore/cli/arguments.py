@@ -35,6 +35,10 @@ RefArgument = Annotated[str, typer.Argument(metavar="REF", help="Step, latest, l
 JsonOption = Annotated[
     bool, typer.Option("--json", callback=_remember_json, help="Print one JSON document and nothing else.")
 ]
+TierOption = Annotated[
+    list[str] | None,
+    typer.Option("--tier", help="A further tier, as often as there are some; else what DELTASTORE_TIERS names."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite a file that is there.")]
 
 
@@ -42,6 +46,16 @@ def open_to_read(url: str) -> Store:
     """Return an existing store that nothing is written to."""
     try:
         return deltastore.open(url, "r")
+    except NotFound as error:
+        if "url" in error.fields:
+            raise no_store(url) from error
+        raise
+
+
+def open_over_tiers(url: str, tiers: list[str] | None, mode: str = "r") -> Store:
+    """Return a store with its further tiers."""
+    try:
+        return deltastore.open(url, mode, tiers=tiers or ())
     except NotFound as error:
         if "url" in error.fields:
             raise no_store(url) from error

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,12 +23,13 @@ from deltastore.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from deltastore.history.catalog import CatalogEntry, read_catalog, write_cache
+from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.flush import PACK_BYTES, FlushPlan, plan_flush
 from deltastore.history.merge import MergedPack
 from deltastore.history.packs import Packs
 from deltastore.history.session import read_format
 from deltastore.ondisk.names import EPOCHS, FORMAT_FILE, TAGS, new_write_id, pack_name, parse_epoch_name, parse_tag_name
+from deltastore.ondisk.records import BASE
 from deltastore.tiers.base import Staged, Tier
 
 log = logging.getLogger("deltastore")
@@ -50,6 +52,8 @@ class PushReport:
     """Steps of commits that were left, since their chain is broken here."""
     newest: int | None
     """The newest step that the other tier has now."""
+    present: frozenset[str] = frozenset()
+    """Ids of the commits that it has now with their whole chains."""
 
 
 def push(
@@ -59,8 +63,14 @@ def push(
     *,
     pack_bytes: int = PACK_BYTES,
     progress: Progress | None = None,
+    only: AbstractSet[str] | None = None,
 ) -> PushReport:
     """Give a tier the commits, claims and tags of another that it lacks.
+
+    Parameters
+    ----------
+    only : set of str, optional
+        Ids of the commits that are wanted; the others are not moved.
 
     Raises
     ------
@@ -81,7 +91,8 @@ def push(
         packs, moved = 0, 0
         damaged: set[str] = set()
         while True:
-            plan = plan_flush(catalog, known.by_id.keys(), damaged, pack_bytes)
+            unwanted: set[str] = set() if only is None else catalog.by_id.keys() - only
+            plan = plan_flush(catalog, known.by_id.keys(), damaged | unwanted, pack_bytes)
             sizes: list[int] = []
             try:
                 _move(here, there, plan, session, sizes, progress)
@@ -103,9 +114,19 @@ def push(
         len(known.by_id.keys() - before),
         packs,
         moved,
-        tuple(entry.step for entry in plan.held_back),
+        tuple(entry.step for entry in plan.held_back if entry.id not in unwanted),
         None if newest is None else newest.step,
+        frozenset(_with_chains(known)),
     )
+
+
+def _with_chains(catalog: Catalog) -> Iterator[str]:
+    """Yield the commits whose whole chains a tier has."""
+    whole: set[str] = set()
+    for entry in catalog.ordered():  # parents come first
+        if entry.kind == BASE or (entry.parent is not None and entry.parent.id in whole):
+            whole.add(entry.id)
+            yield entry.id
 
 
 def _copy_format(source: Tier, target: Tier, store: str, session: str) -> None:

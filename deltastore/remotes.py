@@ -1,0 +1,300 @@
+"""The further tiers of a store: what they hold, and the movers that bring it there (spec 10.8)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deltastore.config import TierLimits
+from deltastore.errors import Backend, Timeout
+from deltastore.history.flush import PACK_BYTES
+from deltastore.mover import END, FLUSH, LAG_SECONDS, STOP, Mover
+from deltastore.tiers.base import Tier
+
+log = logging.getLogger("deltastore")
+
+RESTARTS = 5
+"""How often in a row a mover that tells nothing before it dies is started again."""
+RESTART_SECONDS = 1.0
+END_SECONDS = 600.0
+"""How long the end of a store waits for a mover that lives in this process."""
+
+
+@dataclass(frozen=True)
+class RemotePlace:
+    """A further tier, and what opens it in another process."""
+
+    name: str
+    """"remote", "remote:1", ..."""
+    tier: Tier
+    options: Mapping[str, Any] | None
+
+
+class Remote:
+    """One further tier: which commits it has, and its mover."""
+
+    def __init__(self, place: RemotePlace, source: Tier, lag_seconds: float, changed: threading.Condition) -> None:
+        self.name = place.name
+        self.tier = place.tier
+        self.present: set[str] = set()
+        """Ids of the commits that it has, each with its whole chain."""
+        self.error: str | None = None
+        """What the last attempt failed with."""
+        self.is_lost = False
+        """No attempt can help any more."""
+        self._place = place
+        self._source = source
+        self._lag_seconds = lag_seconds
+        self._changed = changed
+        self._is_ending = False
+        self._mover: Mover | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to move; a second call does nothing."""
+        if self._thread is not None:
+            return
+        if _for_a_process(self._source, self._place):
+            target = self._watch
+        else:
+            self._mover = Mover(self._source, self.tier, self._hear, lag_seconds=self._lag_seconds)
+            target = self._mover.run
+        self._thread = threading.Thread(target=target, name=f"deltastore-{self.name}", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Ask for a push now; it goes on in the background."""
+        self._tell(FLUSH)
+
+    def end(self) -> None:
+        """Let the mover push what there is, then end; one of its own process does that by itself."""
+        self._is_ending = True
+        if self._thread is None:
+            return
+        if self._mover is not None:
+            self._tell(END)
+            self._thread.join(END_SECONDS)
+            if self._thread.is_alive():
+                self._tell(STOP)
+                log.error("%s does not have all commits: %s", self.tier.url, self.error or "it is too slow")
+            return
+        process = self._process
+        if process is not None and process.stdin is not None:
+            _quietly(process.stdin.close)
+
+    def _tell(self, command: str) -> None:
+        if self._mover is not None:
+            self._mover.commands.put(command)
+        process = self._process
+        if process is not None and process.stdin is not None:
+            stdin = process.stdin
+            _quietly(lambda: (stdin.write(command + "\n"), stdin.flush()))
+
+    def _hear(self, facts: dict[str, Any]) -> None:
+        with self._changed:
+            self.present.update(facts["commits"])
+            if facts["error"] is not None and facts["error"] != self.error:
+                log.warning("%s does not take commits at present: %s", self.tier.url, facts["error"])
+            self.error = facts["error"]
+            self.is_lost = facts["is_final"]
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        """Run the mover's process, and start it again when it dies."""
+        silent = 0
+        while silent < RESTARTS:
+            has_told = False
+            with self._launch() as self._process:
+                if self._is_ending and self._process.stdin is not None:
+                    _quietly(self._process.stdin.close)
+                for line in self._process.stdout or ():
+                    has_told = True
+                    self._hear(json.loads(line))
+            if self._is_ending or self.is_lost:
+                return
+            silent = 0 if has_told else silent + 1
+            log.warning("the mover to %s ended with %s: it is started again", self.tier.url, self._process.returncode)
+            time.sleep(RESTART_SECONDS)
+        self._hear(
+            {"commits": [], "error": f"its mover ends before it does anything, {RESTARTS} times", "is_final": True}
+        )
+
+    def _launch(self) -> subprocess.Popen[str]:
+        # A session of its own: neither Ctrl-C nor the end of a job's process group takes it before all is pushed.
+        # -P: nothing that lies in the working folder is imported.
+        package = str(Path(__file__).resolve().parents[1])
+        paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "deltastore.mover"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        order = {
+            "source": self._source.url,
+            "target": self.tier.url,
+            "storage_options": self._place.options,
+            "lag_seconds": self._lag_seconds,
+            "pack_bytes": PACK_BYTES,
+        }
+        stdin = process.stdin
+        if stdin is not None:
+            _quietly(lambda: (stdin.write(json.dumps(order) + "\n"), stdin.flush()))
+        return process
+
+
+class Remotes:
+    """All further tiers of a store, and the limits of what they may lack.
+
+    Parameters
+    ----------
+    is_known : callable
+        Says whether the store's own root has a commit.
+    """
+
+    def __init__(
+        self, places: Sequence[RemotePlace], source: Tier, limits: TierLimits, is_known: Callable[[str], bool]
+    ) -> None:
+        self._changed = threading.Condition()
+        self._limits = limits
+        self._is_known = is_known
+        lag = LAG_SECONDS if limits.max_lag_seconds is None else limits.max_lag_seconds / 2
+        self.all = [Remote(place, source, lag, self._changed) for place in places]
+        self._waiting: OrderedDict[str, float] = OrderedDict()
+        """Commits of this session that a tier lacks, with the time when they became durable here."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `wait` and `durable` know them by."""
+        return tuple(remote.name for remote in self.all)
+
+    def start(self) -> None:
+        """Begin to move."""
+        for remote in self.all:
+            remote.start()
+
+    def end(self) -> None:
+        """Let the movers push what there is, then end."""
+        for remote in self.all:
+            remote.end()
+
+    def named(self, name: str) -> Remote:
+        """Return a tier by its name."""
+        return next(remote for remote in self.all if remote.name == name)
+
+    def everywhere(self) -> frozenset[str]:
+        """Return the commits that every one of them has."""
+        with self._changed:
+            return frozenset(set.intersection(*(remote.present for remote in self.all)))
+
+    def added(self, commit: str) -> None:
+        """Remember a commit that is durable here."""
+        with self._changed:
+            self._waiting[commit] = time.monotonic()
+
+    def has(self, tier: str, commit: str | None) -> bool:
+        """Return whether a tier has a commit and its chain."""
+        with self._changed:
+            return commit in self.named(tier).present
+
+    def wait(self, tier: str, commit: str, timeout: float | None) -> None:
+        """Wait until a tier has a commit; it is pushed at once.
+
+        Raises
+        ------
+        Timeout
+            The time is over; it goes on.
+        Backend
+            The tier will never have it: it holds another store, or retention has deleted the commit here before.
+        """
+        remote = self.named(tier)
+        end = None if timeout is None else time.monotonic() + timeout
+        remote.start()
+        remote.flush()
+        with self._changed:
+            while commit not in remote.present:
+                if remote.is_lost:
+                    raise Backend(f"{remote.tier.url}: {remote.error}", url=remote.tier.url)
+                if not self._is_known(commit):
+                    raise Backend(
+                        f"commit {commit[:12]} was deleted by retention before {remote.tier.url} had it; keep more "
+                        "commits (retention), or wait earlier",
+                        url=remote.tier.url,
+                    )
+                left = 1.0 if end is None else min(1.0, end - time.monotonic())
+                if left <= 0:
+                    raise Timeout(
+                        f"{remote.tier.url}: commit {commit[:12]} is not there after {timeout} s"
+                        f"{'' if remote.error is None else ': ' + remote.error}; it goes on",
+                        timeout=timeout,
+                    )
+                self._changed.wait(left)
+
+    def excess(self, local_bytes: int) -> str | None:
+        """Return which of the user's limits is passed, None where all are kept."""
+        limits = self._limits
+        there = self.everywhere()
+        with self._changed:
+            for commit in [commit for commit in self._waiting if commit in there]:
+                del self._waiting[commit]
+            count = len(self._waiting)
+            age = time.monotonic() - next(iter(self._waiting.values()), time.monotonic())
+        if limits.max_lag_steps is not None and count >= limits.max_lag_steps:
+            return f"{count} commits are only local, max_lag_steps is {limits.max_lag_steps}"
+        if limits.max_lag_seconds is not None and age > limits.max_lag_seconds:
+            return f"a commit has been only local for {age:.0f} s, max_lag_seconds is {limits.max_lag_seconds}"
+        if limits.max_local_bytes is not None and local_bytes > limits.max_local_bytes:
+            return f"the local packs take {local_bytes:,} bytes, max_local_bytes is {limits.max_local_bytes:,}"
+        return None
+
+    def admit(self, local_bytes: Callable[[], int]) -> None:
+        """Let a commit come in while the limits are kept; else wait for the movers, or fail, as the user chose.
+
+        Raises
+        ------
+        Backend
+            A limit is passed, and on_limit is "fail", or waiting cannot help.
+        """
+        has_told = False
+        while (excess := self.excess(local_bytes())) is not None:
+            errors = "; ".join(f"{remote.tier.url}: {remote.error}" for remote in self.all if remote.error)
+            fault = f"{excess}{'; ' + errors if errors else ''}"
+            if not self._limits.wait or any(remote.is_lost for remote in self.all):
+                raise Backend(f"{fault}; make the limit larger, or see why the remote tier is slow", transient=True)
+            if not has_told:
+                log.warning("the training waits for its remote tier: %s", fault)
+                has_told = True
+                for remote in self.all:
+                    remote.flush()
+            with self._changed:
+                self._changed.wait(0.5)
+
+
+def _for_a_process(source: Tier, place: RemotePlace) -> bool:
+    """Return whether another process can open both ends."""
+    try:
+        json.dumps(place.options)
+    except TypeError:
+        return False  # such as a session of requests
+    return not any(tier.url.startswith("memory://") for tier in (source, place.tier))
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Do something with the pipe of a process that may have ended."""
+    try:
+        action()
+    except (OSError, ValueError) as error:
+        log.debug("a mover has ended: %s", error)
