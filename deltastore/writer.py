@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from deltastore.buffers import BufferPool, StagedState
+from deltastore.buffers import BufferPool, StagedState, StreamedState
 from deltastore.config import WriterOptions
 from deltastore.encoder import ChainState, CommitOrder, EncodedCommit, advance, encode_commit
 from deltastore.errors import (
@@ -34,6 +34,7 @@ from deltastore.ondisk.names import new_write_id, pack_name
 from deltastore.ondisk.pack import PackWriter
 from deltastore.ondisk.records import CommitRecord
 from deltastore.parallel import leave_a_core
+from deltastore.streaming import StreamedCommit, stream_commit
 from deltastore.tiers.base import Tier
 
 log = logging.getLogger("deltastore")
@@ -50,7 +51,7 @@ _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno
 class Job:
     """A state that waits to be written."""
 
-    staged: StagedState
+    staged: StagedState | StreamedState
     order: CommitOrder
     handle: Handle
 
@@ -113,6 +114,12 @@ class Writer:
     def base_due(self) -> bool:
         """Whether the next commit is going to be a base, as far as the background has come."""
         return self._chain.base_due(self.restore_cost)
+
+    @property
+    def needs_streamed_base(self) -> bool:
+        """The same of a commit whose state is streamed: its parent is read from the store."""
+        chain = self._chain
+        return chain.layout is None or not chain.fidelity.exact or chain.is_costly(self.restore_cost)
 
     @property
     def is_stopped(self) -> bool:
@@ -249,17 +256,20 @@ class Writer:
                 job = self._jobs.popleft()
                 leave_a_core(not self._jobs)  # to the training, unless that is waiting for the writer
             try:
-                self._write(job)
+                if isinstance(job.staged, StreamedState):
+                    self._write_streamed(job, job.staged)
+                else:
+                    self._write(job, job.staged)
             except BaseException as error:
                 self._fail(job, error)
 
-    def _write(self, job: Job) -> None:
-        if job.staged.window is not None and not job.staged.window.wait():
-            self._leave_out(job)
+    def _write(self, job: Job, staged: StagedState) -> None:
+        if staged.window is not None and not staged.window.wait():
+            self._leave_out(staged)
             return
         encoded = encode_commit(
             self._chain,
-            job.staged,
+            staged,
             job.order,
             epoch=self._session.epoch,
             session=self._session.id,
@@ -267,12 +277,30 @@ class Writer:
             codec=self._options.codec,
         )
         if encoded is None:
-            self._settle_unchanged(job)
+            self._settle_unchanged(job, staged)
             return
         record, written = self._publish(encoded)
-        free = advance(self._chain, job.staged, encoded, record, written.entry.ref.digest, written.pack_bytes)
+        free = advance(self._chain, staged, encoded, record, written.entry.ref.digest, written.pack_bytes)
         if free is not None:
-            self._pool.give(job.staged.layout, free)
+            self._pool.give(staged.layout, free)
+        self._settle(job, written)
+
+    def _write_streamed(self, job: Job, state: StreamedState) -> None:
+        leave_a_core(False)  # the caller waits
+        commit = stream_commit(
+            self._chain,
+            state,
+            job.order,
+            epoch=self._session.epoch,
+            session=self._session.id,
+            codec=self._options.codec,
+        )
+        record, written = self._publish(commit)
+        self._chain.advance(record, written.entry.ref.digest, written.pack_bytes, state.layout, state.document)
+        self._chain.rec = None  # nobody has it in memory
+        self._settle(job, written)
+
+    def _settle(self, job: Job, written: Written) -> None:
         try:
             job.handle._succeed(self._acknowledge(written))
         except Exception as error:
@@ -283,16 +311,16 @@ class Writer:
             job.handle._fail(failure)
         self._release()
 
-    def _leave_out(self, job: Job) -> None:
+    def _leave_out(self, staged: StagedState) -> None:
         """Drop a state that was changed while it was copied; the next commit is a base."""
         self._chain.rec = None
-        self._pool.give(job.staged.layout, job.staged.buffers)
+        self._pool.give(staged.layout, staged.buffers)
         self._release()
 
-    def _settle_unchanged(self, job: Job) -> None:
+    def _settle_unchanged(self, job: Job, staged: StagedState) -> None:
         if self._chain.parent is None:
             raise Internal(f"step {job.order.step}: nothing changed, but there is no commit before it")
-        self._pool.give(job.staged.layout, job.staged.buffers)
+        self._pool.give(staged.layout, staged.buffers)
         job.handle._succeed(self._find(self._chain.parent.id))
         self._release()
 
@@ -301,7 +329,7 @@ class Writer:
             self._is_writing = False
             self._state.notify_all()
 
-    def _publish(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written]:
+    def _publish(self, encoded: EncodedCommit | StreamedCommit) -> tuple[CommitRecord, Written]:
         """Write the pack until it is acknowledged, a new file under a new name at each attempt."""
         started = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
@@ -322,7 +350,7 @@ class Writer:
                 self._state.wait_for(lambda: self._stopping, pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _attempt(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written]:
+    def _attempt(self, encoded: EncodedCommit | StreamedCommit) -> tuple[CommitRecord, Written]:
         # Steps C3 to C9 of spec 10.2; advance() and the handle are C10.
         self._check_space(encoded)
         write = new_write_id()
@@ -368,7 +396,7 @@ class Writer:
         if found != write:
             raise OutcomeUnknown(f"{name}: published, but the file has write id {found}", expected=write, found=found)
 
-    def _check_space(self, encoded: EncodedCommit) -> None:
+    def _check_space(self, encoded: EncodedCommit | StreamedCommit) -> None:
         free = self._tier.free_bytes()
         needed = encoded.largest_bytes + SPARE_BYTES
         if free is not None and free < needed:

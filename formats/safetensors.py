@@ -65,7 +65,10 @@ def _tensor(file: OpenFile, name: str, entry: Entry, path: str) -> FileTensor:
         shape = entry.shape if index is Ellipsis else (max(0, high - low), *entry.shape[1:])
         return raw.view(dtype).reshape(shape)
 
-    return FileTensor(entry.dtype, entry.shape, read, (path, name))
+    def fill(start: int, out: memoryview) -> None:
+        file.read_into(entry.begin + start, out)
+
+    return FileTensor(entry.dtype, entry.shape, read, (path, name), fill=fill)
 
 
 def _with_aliases(tensors: dict[str, FileTensor], metadata: Mapping[str, str]) -> dict[str, FileTensor]:
