@@ -43,7 +43,7 @@ class HuggingFaceFolder:
         for name in _TORCH_PARTS:
             place = os.path.join(path, f"{name}.pt")
             if os.path.exists(place):
-                state[name] = torch_file.load_file(place)
+                state[name] = torch_file.open_file(place).state(lazy=True, optimizer_names=True)
         rest = os.path.join(path, REST)
         if os.path.exists(rest):
             state |= safetensors.CONVERTER.open(rest).state(lazy=True, optimizer_names=True)
@@ -52,6 +52,12 @@ class HuggingFaceFolder:
     def load(self, path: str) -> Any:
         """Return the nested state that a folder holds."""
         return self.open(path).state()
+
+    def held_bytes(self, path: str) -> int:
+        """Return about how many bytes :meth:`open` holds in memory: torch files whose tensors cannot stay there."""
+        places = [os.path.join(path, f"{name}.pt") for name in _TORCH_PARTS]
+        parts = sum(torch_file.CONVERTER.held_bytes(place) for place in places if os.path.exists(place))
+        return parts if _has_safetensors(path) else parts + torch_file.CONVERTER.held_bytes(path)
 
     def losses(self, state: Any) -> tuple[Loss, ...]:
         """Return what a folder would not hold of a state."""
@@ -92,10 +98,12 @@ class HuggingFaceFolder:
 
 def _weights(path: str) -> Contents:
     """Return the weights of a folder, those of safetensors where it has both kinds."""
-    has_safetensors = find_index(path, safetensors.STEM, safetensors.SUFFIX) is not None
-    if has_safetensors or os.path.exists(os.path.join(path, f"{safetensors.STEM}{safetensors.SUFFIX}")):
-        return safetensors.CONVERTER.open(path)
-    return torch_file.CONVERTER.open(path)
+    return (safetensors.CONVERTER if _has_safetensors(path) else torch_file.CONVERTER).open(path)
+
+
+def _has_safetensors(path: str) -> bool:
+    has_index = find_index(path, safetensors.STEM, safetensors.SUFFIX) is not None
+    return has_index or os.path.exists(os.path.join(path, f"{safetensors.STEM}{safetensors.SUFFIX}"))
 
 
 def read_files(path: str) -> dict[str, bytes]:

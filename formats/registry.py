@@ -51,6 +51,9 @@ class Converter(Protocol):
     def open(self, path: str) -> Any:
         """Return the :class:`~deltastore.formats.contents.Contents` of a file; its tensors are read when needed."""
 
+    def held_bytes(self, path: str) -> int:
+        """Return about how many bytes :meth:`open` holds in memory; 0 where the tensors stay in the file."""
+
     def losses(self, state: Any) -> Sequence[Any]:
         """Return what a file would not hold of a state, each a :class:`~deltastore.formats.loss.Loss`."""
 

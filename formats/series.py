@@ -116,6 +116,8 @@ def import_series(
     todo = [checkpoint for checkpoint in series if checkpoint.step not in known]
     done = []
     for checkpoint in todo:
+        if memory_bytes is not None:
+            _require_memory(checkpoint.path, converters.held_bytes(checkpoint.path, format), memory_bytes)
         contents = open_checkpoint(checkpoint.path, format, rewrite)
         if strict and contents.bounds:
             raise InvalidInput(
@@ -123,15 +125,8 @@ def import_series(
                 "without strict it is imported as it is",
                 path=checkpoint.path,
             )
-        needed = needed_import_bytes(contents)
-        if memory_bytes is not None and needed > memory_bytes:
-            raise InvalidInput(
-                f"{checkpoint.path}: reading it takes about {needed:,} bytes of memory, {memory_bytes:,} are allowed; "
-                "allow more, or convert it to safetensors first, of which any piece can be read alone",
-                expected=memory_bytes,
-                found=needed,
-                path=checkpoint.path,
-            )
+        if memory_bytes is not None:
+            _require_memory(checkpoint.path, needed_import_bytes(contents), memory_bytes)
         state = contents.state(lazy=True, optimizer_names=True)
         metrics: dict[str, Any] = {"imported_from": os.path.basename(os.path.abspath(checkpoint.path))}
         if contents.bounds:
@@ -140,6 +135,17 @@ def import_series(
         done.append(Imported(checkpoint, commit, contents.nbytes))
         told(done[-1])
     return done
+
+
+def _require_memory(path: str, needed: int, memory_bytes: int) -> None:
+    if needed > memory_bytes:
+        raise InvalidInput(
+            f"{path}: reading it takes about {needed:,} bytes of memory, {memory_bytes:,} are allowed; allow more, or "
+            "convert it to safetensors first, of which any piece can be read alone",
+            expected=memory_bytes,
+            found=needed,
+            path=path,
+        )
 
 
 def needed_import_bytes(contents: Contents) -> int:

@@ -64,7 +64,9 @@ def stream_file(contents: Contents, path: str, options: Options) -> int:
         with torch.serialization.skip_data(materialize_fake_tensors=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             write_torch(_hollow(contents), file, path)
-        places = _places(file, len(contents.distinct))
+        places = storage_places(file)
+        if sorted(places) != list(range(len(contents.distinct))):
+            raise Internal(f"{path}: torch made room for {len(places)} of {len(contents.distinct)} tensors")
         numbers = {owner: number for number, owner in enumerate(contents.distinct)}
         crcs: dict[int, int] = {}
         done = 0
@@ -87,8 +89,8 @@ def _number(name: str) -> int | None:
     return int(last) if folder.endswith("/data") and last.isdigit() else None
 
 
-def _places(file: BinaryIO, count: int) -> dict[int, tuple[int, int]]:
-    """Return offset and size of the elements of each tensor."""
+def storage_places(file: BinaryIO) -> dict[int, tuple[int, int]]:
+    """Return offset and size of the elements of each storage in the ZIP form, by its number."""
     places = {}
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -98,8 +100,6 @@ def _places(file: BinaryIO, count: int) -> dict[int, tuple[int, int]]:
             header = os.pread(file.fileno(), _LOCAL_BYTES, entry.header_offset)
             name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
             places[number] = entry.header_offset + _LOCAL_BYTES + name_bytes + extra_bytes, entry.file_size
-    if sorted(places) != list(range(count)):
-        raise Internal(f"torch made room for {len(places)} of {count} tensors")
     return places
 
 

@@ -56,7 +56,7 @@ def test_from_file_to_file_takes_a_few_tensors(source: Path, tmp_path: Path, nam
     assert back.stat().st_size >= TENSORS * TENSOR_BYTES
 
 
-@pytest.mark.parametrize("name", TENSOR_FORMATS)
+@pytest.mark.parametrize("name", [*TENSOR_FORMATS, "pt"])
 def test_import_takes_a_few_partitions(source: Path, tmp_path: Path, name: str) -> None:
     file = tmp_path / f"x.{TENSOR_FORMATS.get(name, name)}"
     formats.save(formats.open_contents(source / "source.safetensors"), file)
