@@ -28,6 +28,7 @@ from deltastore.formats.registry import Options
 from deltastore.formats.shards import find_index, read_index
 from deltastore.formats.tensor_format import needed_bytes
 from deltastore.formats.torch_lazy import open_lazily
+from deltastore.formats.torch_plain import read_record, restore, simplify
 from deltastore.formats.torch_stream import can_stream, stream_file
 from deltastore.formats.torch_write import first_line, losses_of, save_file, save_shards
 from deltastore.formats.zip_guard import check_expansion
@@ -66,9 +67,12 @@ class TorchFile:
         """Write a file, or a folder with an index where shards are asked for; what is not in memory is streamed."""
         if options.shard_bytes is not None:
             return save_shards(take_apart(state), path, STEM, SUFFIX, options)
-        if isinstance(state, State | Contents) and can_stream(contents := take_apart(state)):
-            return stream_file(contents, path, options)
-        written = save_file(_standard(state), path)
+        contents = _taken_apart(state)
+        simple, losses = (None, ()) if contents is None else simplify(contents)
+        record = contents if losses or (contents is not None and contents.bounds) else None
+        if isinstance(state, State | Contents) and simple is not None and can_stream(simple):
+            return stream_file(simple, path, options, record)
+        written = save_file(_standard(state if simple is None or not losses else simple), path, record)
         options.progress(written, written)
         return written
 
@@ -98,6 +102,16 @@ def _together(path: str, read: Callable[[str], Any]) -> Any:
     return {name: by_file[file][name] for name, file in index.names.items()}
 
 
+def _taken_apart(state: Any) -> Contents | None:
+    """Return the contents of a state; None where it holds what no store does, but torch may."""
+    try:
+        return take_apart(state)
+    except InvalidInput:
+        if isinstance(state, State | Contents):
+            raise
+        return None
+
+
 def _standard(state: Any) -> Any:
     """Return a state as torch knows it, all tensors in memory."""
     if isinstance(state, State):
@@ -123,14 +137,17 @@ def load_file(path: str) -> Any:
     Corruption
         The file is damaged, or not a torch file.
     """
-    return _load(path, *_look_at(path))
+    state = _load(path, *_look_at(path))
+    record = read_record(path)
+    return state if record is None else restore(path, record, take_apart(state)).state()
 
 
 def open_file(path: str) -> Contents:
     """Return the contents of a file; its tensors stay there where that is possible. The rest is as for `load_file`."""
     is_zip, can_map = _look_at(path)
-    found = open_lazily(path)
-    return take_apart(_load(path, is_zip, can_map)) if found is None else found
+    found = open_lazily(path) or take_apart(_load(path, is_zip, can_map))
+    record = read_record(path)
+    return found if record is None else restore(path, record, found)
 
 
 def _look_at(path: str) -> tuple[bool, bool]:

@@ -24,6 +24,7 @@ from deltastore.formats.atomic_file import atomic_file, write_at
 from deltastore.formats.contents import Contents
 from deltastore.formats.leaves import stream
 from deltastore.formats.registry import Options
+from deltastore.formats.torch_plain import add_record
 from deltastore.formats.torch_write import write_torch
 from deltastore.torch_bridge import TORCH
 from deltastore.types import Path
@@ -52,8 +53,13 @@ def _hollow(contents: Contents) -> Any:
     return build(contents.document, lambda path, _kind: fakes[contents.owners[path]], TORCH)
 
 
-def stream_file(contents: Contents, path: str, options: Options) -> int:
+def stream_file(contents: Contents, path: str, options: Options, record: Contents | None = None) -> int:
     """Write contents as a torch file, one tensor in memory at a time, and return its size.
+
+    Parameters
+    ----------
+    record : Contents, optional
+        As for :func:`~deltastore.formats.torch_write.save_file`.
 
     Raises
     ------
@@ -64,6 +70,8 @@ def stream_file(contents: Contents, path: str, options: Options) -> int:
         with torch.serialization.skip_data(materialize_fake_tensors=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             write_torch(_hollow(contents), file, path)
+        if record is not None:
+            add_record(file, record)
         places = storage_places(file)
         if sorted(places) != list(range(len(contents.distinct))):
             raise Internal(f"{path}: torch made room for {len(places)} of {len(contents.distinct)} tensors")
