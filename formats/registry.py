@@ -134,6 +134,7 @@ class Format:
             ) from None
 
 
+_ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -161,7 +162,13 @@ FORMATS = (
         "huggingface",
         "deltastore.formats.huggingface",
         (),
-        lambda probe: probe.is_folder and probe.has("config.json") and probe.has(*_WEIGHTS),
+        lambda probe: (
+            probe.is_folder
+            and (
+                (probe.has("config.json") and probe.has(*_WEIGHTS))
+                or (probe.has("adapter_config.json") and probe.has(*_ADAPTER))
+            )
+        ),
     ),
     Format("torch", "deltastore.formats.torch_file", (".pt", ".pth", ".bin", ".ckpt"), _is_torch),
     Format("safetensors", "deltastore.formats.safetensors", (".safetensors",), _is_safetensors),

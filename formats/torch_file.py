@@ -24,6 +24,7 @@ import torch
 from deltastore.errors import Backend, Corruption, DeltaStoreError, InvalidInput, NotFound
 from deltastore.formats.contents import Contents, take_apart
 from deltastore.formats.loss import Loss
+from deltastore.formats.numpy_globals import numpy_allowed
 from deltastore.formats.registry import Options
 from deltastore.formats.shards import find_index, read_index
 from deltastore.formats.tensor_format import needed_bytes
@@ -168,7 +169,8 @@ def _look_at(path: str) -> tuple[bool, bool]:
 
 def _load(path: str, is_zip: bool, can_map: bool) -> Any:
     # The warnings of torch.load are about things that become errors below.
-    with warnings.catch_warnings(), torch.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
+    mapped = torch.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
+    with warnings.catch_warnings(), mapped, numpy_allowed():
         warnings.simplefilter("ignore")
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)

@@ -20,6 +20,7 @@ from torch import _weights_only_unpickler as weights_only
 from deltastore.errors import DeltaStoreError
 from deltastore.formats.contents import Contents
 from deltastore.formats.leaves import FileTensor, LeafBridge
+from deltastore.formats.numpy_globals import numpy_allowed
 from deltastore.formats.open_file import OpenFile
 from deltastore.formats.torch_stream import storage_places
 from deltastore.torch_bridge import TORCH
@@ -46,7 +47,7 @@ def open_lazily(path: str) -> Contents | None:
     Loading the whole file then says what is wrong with it. The elements are not checked.
     """
     try:
-        with open(path, "rb") as file, warnings.catch_warnings():
+        with open(path, "rb") as file, warnings.catch_warnings(), numpy_allowed():
             warnings.simplefilter("ignore")
             is_zip = zipfile.is_zipfile(file)
             file.seek(0)

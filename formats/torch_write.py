@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from deltastore.document import leaves as document_leaves
 from deltastore.errors import InvalidInput
@@ -113,7 +112,7 @@ class _Walk:
 
     def visit(self, value: Any, path: Path) -> None:
         """Note every tensor and every value of an unusual type."""
-        if type(value) not in _PLAIN and not _is_numpy(value) and not isinstance(value, FakeTensor):
+        if type(value) not in _PLAIN and not _is_numpy(value):
             self._odd.append(f"{type(value).__module__}.{type(value).__qualname__} at {show_path(path)}")
         if isinstance(value, torch.Tensor):
             if value.is_meta:
