@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from deltastore.dtypes import storage_dtype
 from deltastore.layers.rules import Rule
-from deltastore.layout import Layout
+from deltastore.layout import Layout, Partition
 from deltastore.types import Json, Path
 from deltastore.window import Window
 
@@ -48,6 +48,24 @@ class StagedState:
     """The layout is a new plan: the commit must be a base."""
     buffers: Buffers
     window: Window | None = None
+
+
+Fill = Callable[[Partition, np.ndarray], None]
+"""Fills memory with all elements of a partition; any thread may call it."""
+
+
+@dataclass(frozen=True)
+class StreamedState:
+    """A state that stays where it is: its partitions are read when they are written, in their order."""
+
+    document: Json
+    layout: Layout
+    fresh: bool
+    """The layout is a new plan: the commit must be a base."""
+    read: Fill
+    """Reads a partition into memory that holds zeros."""
+    read_parent: Fill | None = None
+    """The same of the commit before; None: the commit is going to be a base."""
 
 
 def allocate(layout: Layout) -> Buffers:

@@ -118,7 +118,7 @@ class EncodedLayers:
 
 def encode_base(layout: Layout, buffers: Buffers, commit: str, codec: str) -> EncodedLayers:
     """Return the layers of a base."""
-    layers: Layers = [FullLayer(p, buffers[p.id], _full_codec(p, codec), commit) for p in layout.partitions]
+    layers: Layers = [full_layer(p, buffers[p.id], codec, commit) for p in layout.partitions]
     return EncodedLayers(layers, buffers, CommitFidelity())
 
 
@@ -325,12 +325,11 @@ def _exact_layer(
 ) -> EncodedLayer | FullLayer | None:
     current = buffers[partition.id]
     if not _has(rec, buffers, partition.id):
-        return FullLayer(partition, current, _full_codec(partition, codec), commit)
+        return full_layer(partition, current, codec, commit)
     return choose_layer(partition, current, rec[partition.id], commit)
 
 
-def _full_codec(partition: Partition, codec: str) -> str:
-    """Small partitions are needed soonest and stay raw; large ones are compressed (design 6)."""
-    if codec != "auto":
-        return codec
-    return RAW if partition.window == FORWARD else BLOSC
+def full_layer(partition: Partition, values: np.ndarray, codec: str, commit: str) -> FullLayer:
+    """Return a full layer; small partitions are needed soonest and stay raw, large ones are compressed (design 6)."""
+    chosen = codec if codec != "auto" else RAW if partition.window == FORWARD else BLOSC
+    return FullLayer(partition, values, chosen, commit)

@@ -59,7 +59,25 @@ class ChainState:
 
     def base_due(self, restore_cost: float) -> bool:
         """Return whether reading the next delta would cost more than `restore_cost` full loads (spec 9, "Bases")."""
-        return self.rec is None or self.chain_bytes + self.last_bytes > restore_cost * self.full_bytes
+        return self.rec is None or self.is_costly(restore_cost)
+
+    def is_costly(self, restore_cost: float) -> bool:
+        """Return whether reading the next delta would cost that much, wherever the reconstruction is."""
+        return self.chain_bytes + self.last_bytes > restore_cost * self.full_bytes
+
+    def advance(self, record: CommitRecord, digest: str, pack_bytes: int, layout: Layout, document: Json) -> None:
+        """Make a published commit the parent of the next one; where its reconstruction is, the caller says."""
+        self.parent = CommitRef(record.id, digest, record.epoch, record.sequence, record.step)
+        self.sequence += 1
+        self.rec_is_shared = False
+        self.layout, self.document, self.fidelity = layout, document, record.fidelity
+        cost = pack_bytes + LINK_BYTES
+        if record.kind == BASE:
+            self.full_bytes = self.chain_bytes = cost
+            self.last_bytes = 0
+        else:
+            self.chain_bytes += cost
+            self.last_bytes = cost
 
 
 @dataclass
@@ -210,19 +228,9 @@ def advance(
     if chain.layout is staged.layout and chain.rec is not None and not chain.rec_is_shared:
         old = chain.rec
         free = {n: staged.buffers[n] if rec is old[n] else old[n] for n, rec in encoded.rec.items()}
-    chain.rec_is_shared = False
-    chain.parent = CommitRef(record.id, digest, record.epoch, record.sequence, record.step)
-    chain.sequence += 1
-    chain.rec, chain.layout, chain.document = encoded.rec, staged.layout, staged.document
-    chain.fidelity = record.fidelity
-    cost = pack_bytes + LINK_BYTES
-    chain.last_bytes = cost
-    if record.kind == BASE:
-        chain.full_bytes = chain.chain_bytes = cost
-        chain.last_bytes = 0
-    else:
-        chain.chain_bytes += cost
-        if not record.exact:
-            stored = len(encoded.layers) + len(encoded.predictions)
-            chain.filter.overhead = stored, pack_bytes - encoded.largest_bytes
+    chain.advance(record, digest, pack_bytes, staged.layout, staged.document)
+    chain.rec = encoded.rec
+    if not (record.kind == BASE or record.exact):
+        stored = len(encoded.layers) + len(encoded.predictions)
+        chain.filter.overhead = stored, pack_bytes - encoded.largest_bytes
     return free

@@ -15,13 +15,15 @@ R = TypeVar("R")
 MAX_THREADS = 8
 READ_THREADS = 8
 """Small reads that wait for a disk at the same time, whatever the number of cores."""
+TAKEN_AT_ONCE = 2
+"""Large things that are made while the one before them is used; each takes memory, so they are few."""
 
 _thread = threading.local()
 _lock = threading.Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 """Process and kind of work -> its threads. Work of one kind may wait for that of a higher one."""
 
-_WORK, _READS, _BESIDE, _BACKGROUND = 0, 1, 2, 3
+_TAKES, _WORK, _READS, _BESIDE, _BACKGROUND = range(5)
 
 
 def threads() -> int:
@@ -36,7 +38,13 @@ def _pool(kind: int) -> ThreadPoolExecutor:
         if key not in _pools:
             for other in [other for other in _pools if other[0] != key[0]]:
                 del _pools[other]
-            sizes = {_WORK: threads(), _READS: READ_THREADS, _BESIDE: 1, _BACKGROUND: max(threads() - 1, 1)}
+            sizes = {
+                _TAKES: TAKEN_AT_ONCE,
+                _WORK: threads(),
+                _READS: READ_THREADS,
+                _BESIDE: 1,
+                _BACKGROUND: max(threads() - 1, 1),
+            }
             _pools[key] = ThreadPoolExecutor(sizes[kind], thread_name_prefix="deltastore")
         return _pools[key]
 
@@ -78,6 +86,14 @@ def run_reads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     May be called from the work of :func:`run_all` and :func:`run_ahead`, but not from `function` itself.
     """
     return _ahead(_READS, 2 * READ_THREADS, function, items)
+
+
+def run_before(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield `function` of each item in order; the next is made while one is used, two while one is waited for.
+
+    `function` may call all other functions of this module, but not this one.
+    """
+    return _ahead(_TAKES, TAKEN_AT_ONCE - 1, function, items)
 
 
 def run_beside(function: Callable[[], object]) -> None:

@@ -7,11 +7,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deltastore.buffers import Hints, StagedState
+from deltastore.buffers import Fill, Hints, StagedState, StreamedState
 from deltastore.config import Retention, WriterOptions
 from deltastore.encoder import LINK_BYTES, ChainState, CommitOrder
 from deltastore.errors import InvalidInput
@@ -133,6 +134,39 @@ class Recording:
         finally:
             self._writer.cancel(token)
 
+    def commit_streamed(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        tag: str | None,
+        metrics: Mapping[str, Any] | None,
+        open_parent: Callable[[str], Fill],
+    ) -> Commit:
+        """Write a state that stays where it is and return its commit; see `Store.commit_streamed`.
+
+        Parameters
+        ----------
+        open_parent : callable
+            Gives what reads the partitions of a commit, by its id.
+        """
+        with self._lock:
+            check_step(step, self._last_step())
+            flat = self._stager.flatten(state)
+            described = _encode_metrics(self._stager, metrics)
+            self._writer.flush()
+            parent = None if self._writer.needs_streamed_base else self._writer.parent
+            token = object()
+            try:
+                self._writer.reserve(token)
+                placed = self._stager.place(flat, replan=parent is None)
+                if parent is not None and not placed.fresh:
+                    placed = replace(placed, read_parent=open_parent(parent))
+                handle = self._submit(step, placed, None, Hints(), tag, described, token)
+            finally:
+                self._writer.cancel(token)
+            return handle.wait()
+
     def _last_step(self) -> int:
         """Return the newest step that is acknowledged or still on its way: one that failed may be committed again."""
         pending = [step for step, handle in self._handles.items() if handle.error is None]
@@ -141,7 +175,7 @@ class Recording:
     def _submit(
         self,
         step: int,
-        staged: StagedState,
+        staged: StagedState | StreamedState,
         policy: Policy | None,
         hints: Hints,
         tag: str | None,
@@ -158,14 +192,15 @@ class Recording:
             rules=hints.rules,
             gradients=hints.gradients,
         )
-        handle = Handle(step, order.id, self._tiers, window=staged.window, further=self._further)
+        window = staged.window if isinstance(staged, StagedState) else None
+        handle = Handle(step, order.id, self._tiers, window=window, further=self._further)
         if tag is not None:
             self._tags[order.id] = tag
         self._handles = {s: h for s, h in self._handles.items() if not h.done() and h.error is None}
         self._handles[step] = handle
         self._writer.submit(Job(staged, order, handle), token)
-        if staged.window is not None:
-            staged.window.open()
+        if window is not None:
+            window.open()
         return handle
 
     def _kept(self, step: int) -> bool:

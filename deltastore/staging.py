@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from deltastore.buffers import BufferPool, Buffers, Hints, StagedState
-from deltastore.deferred import Deferred
+from deltastore.buffers import BufferPool, Buffers, Hints, StagedState, StreamedState
+from deltastore.deferred import Deferred, HeldWhole
 from deltastore.errors import InvalidInput
 from deltastore.layout import Layout, LayoutInput, Partition, plan, revise
 from deltastore.parallel import run_all
@@ -93,11 +93,7 @@ class Stager:
         layout = self._layout
         if layout is not None and not (self._seen and _came_again(layout, self._seen, seen, values)):
             layout = revise(layout, _inputs(flat, hints))
-        if layout is not None and replan and _patched(layout):
-            layout = None
-        fresh = layout is None
-        if layout is None:
-            layout = plan(_inputs(flat, hints))
+        layout, fresh = _planned(layout, flat, hints, replan=replan)
         buffers = self.pool.take(layout)
         now, later = self._divide(layout, seen.keys, hints)
 
@@ -112,6 +108,30 @@ class Stager:
             run_all(copy, layout.partitions)
         self._layout, self._seen = layout, seen  # only now: an interrupted copy leaves no trace
         return StagedState(flat.document, layout, fresh, buffers, window)
+
+    def place(self, flat: Flat, *, replan: bool) -> StreamedState:
+        """Return a flattened state as it will be laid out; nothing is copied, its partitions are read on demand.
+
+        Parameters
+        ----------
+        replan : bool
+            As for :meth:`take`.
+        """
+        layout = None if self._layout is None else revise(self._layout, _inputs(flat, Hints()))
+        layout, fresh = _planned(layout, flat, Hints(), replan=replan)
+        places = self._places(layout)
+        cut = {index for found in places.values() for index, start, _, _ in found if start}
+        values = [
+            HeldWhole(value) if index in cut and isinstance(value, Deferred) and value.is_read_whole else value
+            for index, (_, value) in enumerate(flat.tensors)
+        ]
+        keys = [_memory_key(value) for value in values]
+
+        def read(partition: Partition, out: np.ndarray) -> None:
+            _copy_pieces(values, keys, places[partition.id], out)
+
+        self._layout, self._seen = layout, None
+        return StreamedState(flat.document, layout, fresh, read)
 
     def _divide(self, layout: Layout, keys: list[_Key | None], hints: Hints) -> tuple[_Places, _Places]:
         """Return what is copied at once, and what the window is for: what lasts, and is large enough to be worth it."""
@@ -224,6 +244,13 @@ def _copy_pieces(values: list[Any], keys: list[_Key | None], pieces: list[_Place
         else:
             move = _move if count * size < SMALL_BYTES else ctypes.memmove
             move(base + offset * size, key[0] + start * size, count * size)
+
+
+def _planned(layout: Layout | None, flat: Flat, hints: Hints, *, replan: bool) -> tuple[Layout, bool]:
+    """Return a layout that fits, and whether it is a new plan."""
+    if layout is None or (replan and _patched(layout)):
+        return plan(_inputs(flat, hints)), True
+    return layout, False
 
 
 def _patched(layout: Layout) -> bool:

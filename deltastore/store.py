@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from deltastore.buffers import Hints
+from deltastore.buffers import Fill, Hints
 from deltastore.config import Retention, TierLimits, WriterOptions, as_integer, check_timeout
 from deltastore.errors import (
     AlreadyExists,
@@ -278,11 +278,45 @@ class Store:
         metrics: Mapping[str, Any] | None = None,
     ) -> Handle:
         """Commit as :meth:`commit` does, for adapters that know the roles of tensors ."""
+        step = self._check_commit(step, state, tag)
+        if exact not in (None, True, False):
+            raise InvalidInput(f"exact is {exact!r}, expected None, True or False")
+        return self._admit().commit(step, state, hints or Hints(), exact=exact, tag=tag, metrics=metrics)
+
+    def commit_streamed(
+        self, step: int, state: Mapping[str, Any], *, tag: str | None = None, metrics: Mapping[str, Any] | None = None
+    ) -> Commit:
+        """Commit a state that is not copied: each part is read when it is written. Returns when the commit is safe.
+
+        For states that are larger than the memory, with tensors of files (``deltastore.formats.load(lazy=True)``). They
+        must not change meanwhile. Exact whatever the policy says; a delta reads its parent from the store, part by
+        part, and nothing is kept in memory for the next commit: one by :meth:`commit` is a base.
+
+        Parameters
+        ----------
+        step, state, tag, metrics
+            As for :meth:`commit`.
+
+        Raises
+        ------
+        InvalidInput, Conflict
+            As for :meth:`commit`.
+        DeltaStoreError
+            The commit failed, or a tensor could not be read; nothing of it is seen.
+        """
+        step = self._check_commit(step, state, tag)
+        return self._admit().commit_streamed(step, state, tag=tag, metrics=metrics, open_parent=self._open_parent)
+
+    def _open_parent(self, commit: str) -> Fill:
+        with self._view.lock:
+            chain = open_chain(self._view.packs, self._view.catalog, self._view.catalog.by_id[commit])
+        return PackSource(self._view.packs, chain).partition
+
+    def _check_commit(self, step: int, state: Mapping[str, Any], tag: str | None) -> int:
+        """Raise unless a commit may be made; what is refused leaves no trace."""
         step = as_integer(step, "step")
         if not 0 <= step <= MAX_NUMBER:
             raise InvalidInput(f"step is {step!r}, expected an integer of 0 to {MAX_NUMBER}")
-        if exact not in (None, True, False):
-            raise InvalidInput(f"exact is {exact!r}, expected None, True or False")
         if not isinstance(state, Mapping):
             raise InvalidInput(f"the state is a {type(state).__name__}, expected a dict of objects by name")
         if tag is not None:
@@ -292,13 +326,17 @@ class Store:
                     f"tag {tag!r} exists; commit without it, then move it with tag(name, ref, move=True)", tag=tag
                 )
         if self._recording is None:
-            top = newest(self._view.catalog)  # before the claim: what is refused leaves no trace
+            top = newest(self._view.catalog)
             check_step(step, -1 if top is None else top.step)
+        return step
+
+    def _admit(self) -> Recording:
+        """Return the recording, once the limits of the further tiers let a commit in."""
         recording = self._record()
         if self._remotes is not None:
             self._remotes.start()
             self._remotes.admit(self._local_bytes)
-        return recording.commit(step, state, hints or Hints(), exact=exact, tag=tag, metrics=metrics)
+        return recording
 
     def _is_known(self, commit: str) -> bool:
         with self._view.lock:

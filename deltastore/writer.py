@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from deltastore.buffers import BufferPool, StagedState
+from deltastore.buffers import BufferPool, StagedState, StreamedState
 from deltastore.config import WriterOptions
 from deltastore.encoder import ChainState, CommitOrder, EncodedCommit, advance, encode_commit
 from deltastore.errors import (
@@ -29,12 +29,14 @@ from deltastore.handle import Commit, Failure, Handle, Work
 from deltastore.history.catalog import CatalogEntry, entry_of
 from deltastore.history.packs import Packs
 from deltastore.history.session import Session
+from deltastore.layout import Layout
 from deltastore.ondisk.codecs import Buffer
 from deltastore.ondisk.names import new_write_id, pack_name
 from deltastore.ondisk.pack import PackWriter
 from deltastore.ondisk.predictions import HOLD
 from deltastore.ondisk.records import BASE, CommitRecord
 from deltastore.parallel import leave_a_core
+from deltastore.streaming import StreamedCommit, stream_commit
 from deltastore.tiers.base import Tier
 
 log = logging.getLogger("deltastore")
@@ -51,7 +53,7 @@ _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno
 class Job:
     """A state that waits to be written."""
 
-    staged: StagedState
+    staged: StagedState | StreamedState
     order: CommitOrder
     handle: Handle
     submitted: float = field(default_factory=time.monotonic)
@@ -115,6 +117,12 @@ class Writer:
     def base_due(self) -> bool:
         """Whether the next commit is going to be a base, as far as the background has come."""
         return self._chain.base_due(self.restore_cost)
+
+    @property
+    def needs_streamed_base(self) -> bool:
+        """The same of a commit whose state is streamed: its parent is read from the store."""
+        chain = self._chain
+        return chain.layout is None or not chain.fidelity.exact or chain.is_costly(self.restore_cost)
 
     @property
     def is_stopped(self) -> bool:
@@ -251,18 +259,21 @@ class Writer:
                 job = self._jobs.popleft()
                 leave_a_core(not self._jobs)  # to the training, unless that is waiting for the writer
             try:
-                self._write(job)
+                if isinstance(job.staged, StreamedState):
+                    self._write_streamed(job, job.staged)
+                else:
+                    self._write(job, job.staged)
             except BaseException as error:
                 self._fail(job, error)
 
-    def _write(self, job: Job) -> None:
-        if job.staged.window is not None and not job.staged.window.wait():
-            self._leave_out(job)
+    def _write(self, job: Job, staged: StagedState) -> None:
+        if staged.window is not None and not staged.window.wait():
+            self._leave_out(staged)
             return
         begun = time.monotonic()
         encoded = encode_commit(
             self._chain,
-            job.staged,
+            staged,
             job.order,
             epoch=self._session.epoch,
             session=self._session.id,
@@ -270,19 +281,42 @@ class Writer:
             codec=self._options.codec,
         )
         if encoded is None:
-            self._settle_unchanged(job)
+            self._settle_unchanged(job, staged)
             return
         ready = time.monotonic()
         record, written = self._publish(encoded)
         work = Work(
-            begun - job.submitted, ready - begun, time.monotonic() - ready, _predicted_shares(record, job.staged)
+            begun - job.submitted, ready - begun, time.monotonic() - ready, _predicted_shares(record, staged.layout)
         )
-        free = advance(self._chain, job.staged, encoded, record, written.entry.ref.digest, written.pack_bytes)
+        free = advance(self._chain, staged, encoded, record, written.entry.ref.digest, written.pack_bytes)
         if free is not None:
-            self._pool.give(job.staged.layout, free)
+            self._pool.give(staged.layout, free)
+        self._settle(job, written, work)
+
+    def _write_streamed(self, job: Job, state: StreamedState) -> None:
+        leave_a_core(False)  # the caller waits
+        begun = time.monotonic()
+        commit = stream_commit(
+            self._chain,
+            state,
+            job.order,
+            epoch=self._session.epoch,
+            session=self._session.id,
+            codec=self._options.codec,
+        )
+        ready = time.monotonic()
+        record, written = self._publish(commit)
+        work = Work(
+            begun - job.submitted, ready - begun, time.monotonic() - ready, _predicted_shares(record, state.layout)
+        )
+        self._chain.advance(record, written.entry.ref.digest, written.pack_bytes, state.layout, state.document)
+        self._chain.rec = None  # nobody has it in memory
+        self._settle(job, written, work)
+
+    def _settle(self, job: Job, written: Written, work: Work) -> None:
         log.debug(
             "step %d: %s of %s bytes; waited for %.3f s, encoded in %.3f s, written in %.3f s",
-            *(record.step, record.kind, f"{written.pack_bytes:,}"),
+            *(written.entry.step, written.entry.kind, f"{written.pack_bytes:,}"),
             *(work.queue_seconds, work.encode_seconds, work.write_seconds),
         )
         try:
@@ -295,16 +329,16 @@ class Writer:
             job.handle._fail(failure)
         self._release()
 
-    def _leave_out(self, job: Job) -> None:
+    def _leave_out(self, staged: StagedState) -> None:
         """Drop a state that was changed while it was copied; the next commit is a base."""
         self._chain.rec = None
-        self._pool.give(job.staged.layout, job.staged.buffers)
+        self._pool.give(staged.layout, staged.buffers)
         self._release()
 
-    def _settle_unchanged(self, job: Job) -> None:
+    def _settle_unchanged(self, job: Job, staged: StagedState) -> None:
         if self._chain.parent is None:
             raise Internal(f"step {job.order.step}: nothing changed, but there is no commit before it")
-        self._pool.give(job.staged.layout, job.staged.buffers)
+        self._pool.give(staged.layout, staged.buffers)
         job.handle._succeed(self._find(self._chain.parent.id))
         self._release()
 
@@ -313,7 +347,7 @@ class Writer:
             self._is_writing = False
             self._state.notify_all()
 
-    def _publish(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written]:
+    def _publish(self, encoded: EncodedCommit | StreamedCommit) -> tuple[CommitRecord, Written]:
         """Write the pack until it is acknowledged, a new file under a new name at each attempt."""
         started = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
@@ -334,7 +368,7 @@ class Writer:
                 self._state.wait_for(lambda: self._stopping, pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _attempt(self, encoded: EncodedCommit) -> tuple[CommitRecord, Written]:
+    def _attempt(self, encoded: EncodedCommit | StreamedCommit) -> tuple[CommitRecord, Written]:
         # Steps C3 to C9 of spec 10.2; advance() and the handle are C10.
         self._check_space(encoded)
         write = new_write_id()
@@ -380,7 +414,7 @@ class Writer:
         if found != write:
             raise OutcomeUnknown(f"{name}: published, but the file has write id {found}", expected=write, found=found)
 
-    def _check_space(self, encoded: EncodedCommit) -> None:
+    def _check_space(self, encoded: EncodedCommit | StreamedCommit) -> None:
         free = self._tier.free_bytes()
         needed = encoded.largest_bytes + SPARE_BYTES
         if free is not None and free < needed:
@@ -411,13 +445,13 @@ class Writer:
             self._state.notify_all()
 
 
-def _predicted_shares(record: CommitRecord, staged: StagedState) -> dict[str, float]:
+def _predicted_shares(record: CommitRecord, layout: Layout) -> dict[str, float]:
     shares: dict[str, float] = {}
     if record.kind != BASE:
         predicted = record.predicted
-        for partition in staged.layout.partitions:
+        for partition in layout.partitions:
             kind = predicted.get(partition.id, HOLD)
-            shares[kind] = shares.get(kind, 0.0) + partition.bytes / staged.layout.bytes
+            shares[kind] = shares.get(kind, 0.0) + partition.bytes / layout.bytes
     return shares
 
 

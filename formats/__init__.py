@@ -41,6 +41,7 @@ __all__ = [
     "Options",
     "Progress",
     "format_of",
+    "held_bytes",
     "known_formats",
     "load",
     "losses",
@@ -85,6 +86,12 @@ def open_contents(path: str | os.PathLike[str], format: str = "auto") -> Content
     name = os.fspath(path)
     contents: Contents = format_of(name, format).converter.open(name)
     return contents
+
+
+def held_bytes(path: str | os.PathLike[str], format: str = "auto") -> int:
+    """Return about how many bytes of a file are in memory once it is open; 0 where its tensors stay where they are."""
+    name = os.fspath(path)
+    return format_of(name, format).converter.held_bytes(name)
 
 
 def losses(state: Any, path: str | os.PathLike[str], format: str = "auto") -> tuple[Loss, ...]:

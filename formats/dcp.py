@@ -10,7 +10,8 @@ import io
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
+from torch.distributed.checkpoint.storage import WriteResult
 
 from deltastore.document import leaves as document_leaves
 from deltastore.dtypes import LOGICAL
@@ -37,6 +39,8 @@ from deltastore.types import Path
 
 METADATA = ".metadata"
 RECORD = f"__{KEY}__"
+FILE_BYTES = 64 << 20
+"""A file is complete with so many bytes."""
 _PLAIN = (bool, int, float, str, type(None))
 ABILITY = Ability("dcp", frozenset(name for name in LOGICAL if hasattr(torch, name)), flat_names, is_nested=False)
 
@@ -114,7 +118,11 @@ def find(path: str) -> Found:
                     f"{path}: {name!r} has the dtype {logical}, which deltastore does not know", path=path
                 )
             tensors[name] = FileTensor(
-                logical, tuple(about.size), _reader(path, name, found, about, logical), (path, name)
+                logical,
+                tuple(about.size),
+                _reader(path, name, found, about, logical),
+                (path, name),
+                reads_whole=True,
             )
     record = _load(path, RECORD, found, metadata.MetadataIndex(RECORD)) if RECORD in found.state_dict_metadata else None
     if not isinstance(record, str | None):
@@ -124,6 +132,10 @@ def find(path: str) -> Found:
 
 class DcpFolder(TensorFormat):
     """The :class:`~deltastore.formats.registry.Converter` of such folders."""
+
+    def needed_bytes(self, state: Any, options: Options) -> int:
+        """Return about how much memory writing takes: what is in one file is written at once."""
+        return super().needed_bytes(state, options) + FILE_BYTES
 
     def open(self, path: str) -> Contents:
         """Return the contents of a folder: as the record says, else nested as its planner noted."""
@@ -239,6 +251,35 @@ class _Planner(DefaultSavePlanner):
         return tensor
 
 
+class _Writer(filesystem.FileSystemWriter):
+    """Writes several files: torch's own keeps the tensors of a file in memory until all of it is written."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Write the data of a plan."""
+        results: list[WriteResult] = []
+        for number, items in enumerate(_buckets(plan.items)):
+            prefix = filesystem._StoragePrefix(f"{plan.storage_data.prefix}{number}_")
+            results += super().write_data(replace(plan, items=items, storage_data=prefix), planner).wait()
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+
+def _buckets(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
+    """Yield items that fit into one file."""
+    bucket: list[WriteItem] = []
+    size = 0
+    for item in items:
+        about = item.tensor_data
+        size += 0 if about is None else about.size.numel() * about.properties.dtype.itemsize
+        bucket.append(item)
+        if size >= FILE_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
 def write(plan: Plan, contents: Contents, path: str, options: Options) -> int:
     """Write a folder as one rank would, tensor by tensor."""
     state: dict[str, Any] = {item.name: TORCH.empty(item.dtype, item.shape, device="meta") for item in plan.items}
@@ -252,7 +293,7 @@ def write(plan: Plan, contents: Contents, path: str, options: Options) -> int:
         state[RECORD] = plan.record
         planner.add_path(RECORD, (RECORD,))
     with atomic_folder(path, lambda folder: os.path.exists(os.path.join(folder, METADATA))) as folder:
-        writer = filesystem.FileSystemWriter(folder, thread_count=1, single_file_per_rank=True)
+        writer = _Writer(folder, thread_count=1, single_file_per_rank=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group is meant
             save_checkpoint(state, storage_writer=writer, planner=planner, no_dist=True)

@@ -11,6 +11,7 @@ import torch
 from deltastore.deferred import Deferred
 from deltastore.dtypes import storage_dtype
 from deltastore.errors import InvalidInput
+from deltastore.layout import BACKWARD_BYTES
 from deltastore.reader import LazyTensor, stream_tensors
 from deltastore.torch_bridge import TORCH, TorchBridge
 from deltastore.tree import Encoded, TensorLeaf
@@ -30,13 +31,26 @@ class FileTensor(Deferred):
         or one of half the size with a last axis of two.
     identity : hashable
         Equal for two tensors that the file holds once.
+    fill : callable, optional
+        Fills memory with the stored bytes from a place on, where they lie row after row in the file.
+    reads_whole : bool
+        `stored` reads the whole tensor whatever it is asked for.
     """
 
     def __init__(
-        self, dtype: str, shape: tuple[int, ...], stored: Callable[[Any], np.ndarray], identity: Hashable
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        stored: Callable[[Any], np.ndarray],
+        identity: Hashable,
+        *,
+        fill: Callable[[int, memoryview], None] | None = None,
+        reads_whole: bool = False,
     ) -> None:
         super().__init__(dtype, shape, identity)
         self._stored = stored
+        self._fill = fill
+        self._reads_whole = reads_whole
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,7 +59,20 @@ class FileTensor(Deferred):
 
     def viewed(self, dtype: str, shape: tuple[int, ...]) -> FileTensor:
         """Return the same bytes as a tensor of another dtype and shape."""
-        return FileTensor(dtype, shape, self._stored, self.identity)
+        return FileTensor(dtype, shape, self._stored, self.identity, fill=self._fill, reads_whole=self._reads_whole)
+
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether reading a piece takes about as much as reading all of it: so it is where a row is large."""
+        row = self.nbytes // self.shape[0] if self.shape and self.shape[0] else self.nbytes
+        return self._reads_whole or (self._fill is None and row > BACKWARD_BYTES)
+
+    def copy_into(self, dest: np.ndarray, start: int, count: int) -> None:
+        """Copy the elements [start, start + count), in row-major order."""
+        if self._fill is None:
+            super().copy_into(dest, start, count)
+        elif count:
+            self._fill(start * dest.itemsize, dest.view(np.uint8).data)
 
     def read(self, index: Any) -> np.ndarray:
         """Return the elements of ``...``, or of a slice of rows, in the storage dtype."""

@@ -19,7 +19,7 @@ class Loss:
     """One thing that the file will not hold as the state does."""
 
     kind: str
-    """``dtype``, ``alias``, ``plain``, ``array``, ``key``, ``nesting``, ``cast``, ``fidelity`` or ``file``."""
+    """``dtype``, ``alias``, ``plain``, ``array``, ``key``, ``nesting``, ``type``, ``cast``, ``fidelity``, ``file``."""
     path: Path
     text: str
     is_restored: bool = True

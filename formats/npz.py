@@ -73,7 +73,7 @@ def _tensor(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str) -> File
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {entry.filename}: {error.message}", path=path) from None
     name = entry.filename
-    return FileTensor(logical, shape, lambda index: _read(path, name)[index], (path, name))
+    return FileTensor(logical, shape, lambda index: _read(path, name)[index], (path, name), reads_whole=True)
 
 
 def _header(file: IO[bytes], path: str, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -51,6 +51,9 @@ class Converter(Protocol):
     def open(self, path: str) -> Any:
         """Return the :class:`~deltastore.formats.contents.Contents` of a file; its tensors are read when needed."""
 
+    def held_bytes(self, path: str) -> int:
+        """Return about how many bytes :meth:`open` holds in memory; 0 where the tensors stay in the file."""
+
     def losses(self, state: Any) -> Sequence[Any]:
         """Return what a file would not hold of a state, each a :class:`~deltastore.formats.loss.Loss`."""
 
@@ -131,6 +134,7 @@ class Format:
             ) from None
 
 
+_ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -158,7 +162,13 @@ FORMATS = (
         "huggingface",
         "deltastore.formats.huggingface",
         (),
-        lambda probe: probe.is_folder and probe.has("config.json") and probe.has(*_WEIGHTS),
+        lambda probe: (
+            probe.is_folder
+            and (
+                (probe.has("config.json") and probe.has(*_WEIGHTS))
+                or (probe.has("adapter_config.json") and probe.has(*_ADAPTER))
+            )
+        ),
     ),
     Format("torch", "deltastore.formats.torch_file", (".pt", ".pth", ".bin", ".ckpt"), _is_torch),
     Format("safetensors", "deltastore.formats.safetensors", (".safetensors",), _is_safetensors),

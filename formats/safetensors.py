@@ -65,7 +65,10 @@ def _tensor(file: OpenFile, name: str, entry: Entry, path: str) -> FileTensor:
         shape = entry.shape if index is Ellipsis else (max(0, high - low), *entry.shape[1:])
         return raw.view(dtype).reshape(shape)
 
-    return FileTensor(entry.dtype, entry.shape, read, (path, name))
+    def fill(start: int, out: memoryview) -> None:
+        file.read_into(entry.begin + start, out)
+
+    return FileTensor(entry.dtype, entry.shape, read, (path, name), fill=fill)
 
 
 def _with_aliases(tensors: dict[str, FileTensor], metadata: Mapping[str, str]) -> dict[str, FileTensor]:
@@ -86,18 +89,20 @@ def write(plan: Plan, contents: Contents, path: str, options: Options) -> int:
         return tree_bytes(folder)
 
 
-def write_shards(folder: str, metadata: Mapping[str, str], plan: Plan, contents: Contents, options: Options) -> None:
+def write_shards(
+    folder: str, metadata: Mapping[str, str], plan: Plan, contents: Contents, options: Options, *, stem: str = STEM
+) -> None:
     """Write the weights of a folder: one file, or several with an index."""
     done = _Counter(options.progress, plan.nbytes)
     shards = split(plan.items, options.shard_bytes)
-    names = shard_names(STEM, SUFFIX, len(shards))
+    names = shard_names(stem, SUFFIX, len(shards))
     for name, items in zip(names, shards, strict=True):
         own = metadata if len(shards) == 1 else {"format": "pt"}
         with atomic_file(os.path.join(folder, name)) as file:
             write_file(file, items, own, plan, contents, done)
     if len(shards) > 1:
         where = {item.name: name for name, items in zip(names, shards, strict=True) for item in items}
-        write_index(folder, STEM, SUFFIX, Index(where, metadata, plan.nbytes))
+        write_index(folder, stem, SUFFIX, Index(where, metadata, plan.nbytes))
 
 
 def write_file(

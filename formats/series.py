@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import deltastore.formats as converters
+from deltastore.deferred import Deferred
 from deltastore.errors import InvalidInput
 from deltastore.formats.contents import Contents
 from deltastore.formats.rewrite import Rewrite
 from deltastore.handle import Commit
 from deltastore.store import Store
+from deltastore.streaming import needed_bytes
 from deltastore.types import Path
 
 MODEL = "model"
@@ -114,6 +116,8 @@ def import_series(
     todo = [checkpoint for checkpoint in series if checkpoint.step not in known]
     done = []
     for checkpoint in todo:
+        if memory_bytes is not None:
+            _require_memory(checkpoint.path, converters.held_bytes(checkpoint.path, format), memory_bytes)
         contents = open_checkpoint(checkpoint.path, format, rewrite)
         if strict and contents.bounds:
             raise InvalidInput(
@@ -121,26 +125,30 @@ def import_series(
                 "without strict it is imported as it is",
                 path=checkpoint.path,
             )
-        needed = needed_import_bytes(contents, len(todo))
-        if memory_bytes is not None and needed > memory_bytes:
-            raise InvalidInput(
-                f"{checkpoint.path}: a commit is prepared in memory as a whole, a delta beside its parent: that takes "
-                f"about {needed:,} bytes, {memory_bytes:,} are allowed; allow more",
-                expected=memory_bytes,
-                found=needed,
-                path=checkpoint.path,
-            )
+        if memory_bytes is not None:
+            _require_memory(checkpoint.path, needed_import_bytes(contents), memory_bytes)
         state = contents.state(lazy=True, optimizer_names=True)
         metrics: dict[str, Any] = {"imported_from": os.path.basename(os.path.abspath(checkpoint.path))}
         if contents.bounds:
             metrics["inexact_within"] = max(contents.bounds.values())
-        commit = store.commit(checkpoint.step, state, metrics=metrics).wait()
+        commit = store.commit_streamed(checkpoint.step, state, metrics=metrics)
         done.append(Imported(checkpoint, commit, contents.nbytes))
         told(done[-1])
     return done
 
 
-def needed_import_bytes(contents: Contents, count: int) -> int:
-    """Return about how much memory the commits of so many checkpoints like this one take."""
-    copies = 1 if count == 1 else 2
-    return copies * contents.nbytes + 2 * contents.largest_bytes
+def _require_memory(path: str, needed: int, memory_bytes: int) -> None:
+    if needed > memory_bytes:
+        raise InvalidInput(
+            f"{path}: reading it takes about {needed:,} bytes of memory, {memory_bytes:,} are allowed; allow more, or "
+            "convert it to safetensors first, of which any piece can be read alone",
+            expected=memory_bytes,
+            found=needed,
+            path=path,
+        )
+
+
+def needed_import_bytes(contents: Contents) -> int:
+    """Return about how much memory the commit of a checkpoint takes."""
+    whole = [leaf.nbytes for leaf in contents.distinct.values() if isinstance(leaf, Deferred) and leaf.is_read_whole]
+    return needed_bytes(contents.nbytes) + 2 * max(whole, default=0)

@@ -16,7 +16,7 @@ from deltastore.parallel import threads
 from deltastore.types import Path
 
 MOST_PARTITION_BYTES = 32 << 20
-"""A partition of a store: a thread that reads one holds a few."""
+"""A partition of a store: of those that the threads read at once two sets are in memory, and what decodes them."""
 
 
 def restore(found: Found, *, nested: bool) -> Contents:
@@ -48,6 +48,11 @@ class TensorFormat:
         """Return the nested state that a file holds."""
         return self.open(path).state()
 
+    def held_bytes(self, path: str) -> int:
+        """Return 0: what is in memory is what is read at the time."""
+        del path
+        return 0
+
     def losses(self, state: Any) -> tuple[Loss, ...]:
         """Return what a file would not hold of a state."""
         return make_plan(take_apart(state), self.ability).losses
@@ -65,4 +70,4 @@ class TensorFormat:
 
 def needed_bytes(contents: Contents) -> int:
     """Return about how much memory it takes to go through contents tensor by tensor."""
-    return 2 * contents.largest_bytes + 3 * threads() * MOST_PARTITION_BYTES
+    return 2 * contents.largest_bytes + 4 * threads() * MOST_PARTITION_BYTES

@@ -16,6 +16,7 @@ import re
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import torch
@@ -23,9 +24,12 @@ import torch
 from deltastore.errors import Backend, Corruption, DeltaStoreError, InvalidInput, NotFound
 from deltastore.formats.contents import Contents, take_apart
 from deltastore.formats.loss import Loss
+from deltastore.formats.numpy_globals import numpy_allowed
 from deltastore.formats.registry import Options
 from deltastore.formats.shards import find_index, read_index
 from deltastore.formats.tensor_format import needed_bytes
+from deltastore.formats.torch_lazy import open_lazily
+from deltastore.formats.torch_plain import read_record, restore, simplify
 from deltastore.formats.torch_stream import can_stream, stream_file
 from deltastore.formats.torch_write import first_line, losses_of, save_file, save_shards
 from deltastore.formats.zip_guard import check_expansion
@@ -44,20 +48,17 @@ class TorchFile:
 
     def load(self, path: str) -> Any:
         """Return what a file holds, or the files of an index together."""
-        index_path = find_index(path, STEM, SUFFIX)
-        inner = os.path.join(path, f"{STEM}{SUFFIX}")
-        if index_path is None:
-            return load_file(inner if os.path.isdir(path) and os.path.exists(inner) else path)
-        index = read_index(index_path)
-        by_file = {name: load_file(place) for name, place in index.files.items()}
-        for name, file in index.names.items():
-            if not isinstance(by_file[file], dict) or name not in by_file[file]:
-                raise InvalidInput(f"{index_path}: it says that {name!r} is in {file}, which lacks it", path=index_path)
-        return {name: by_file[file][name] for name, file in index.names.items()}
+        return _together(path, load_file)
 
     def open(self, path: str) -> Contents:
-        """Return the contents of a file; the tensors of the ZIP form are mapped."""
-        return take_apart(self.load(path))
+        """Return the contents of a file, or of the files of an index; tensors stay there where that is possible."""
+        return take_apart(_together(path, lambda place: open_file(place).state(lazy=True, optimizer_names=True)))
+
+    def held_bytes(self, path: str) -> int:
+        """Return how many bytes :meth:`open` holds in memory: files whose tensors cannot stay there."""
+        index_path = find_index(path, STEM, SUFFIX)
+        places = [_single(path)] if index_path is None else list(read_index(index_path).files.values())
+        return sum(os.path.getsize(place) for place in places if os.path.isfile(place) and open_lazily(place) is None)
 
     def losses(self, state: Any) -> tuple[Loss, ...]:
         """Return what a file would not hold of a state."""
@@ -67,9 +68,12 @@ class TorchFile:
         """Write a file, or a folder with an index where shards are asked for; what is not in memory is streamed."""
         if options.shard_bytes is not None:
             return save_shards(take_apart(state), path, STEM, SUFFIX, options)
-        if isinstance(state, State | Contents) and can_stream(contents := take_apart(state)):
-            return stream_file(contents, path, options)
-        written = save_file(_standard(state), path)
+        contents = _taken_apart(state)
+        simple, losses = (None, ()) if contents is None else simplify(contents)
+        record = contents if losses or (contents is not None and contents.bounds) else None
+        if isinstance(state, State | Contents) and simple is not None and can_stream(simple):
+            return stream_file(simple, path, options, record)
+        written = save_file(_standard(state if simple is None or not losses else simple), path, record)
         options.progress(written, written)
         return written
 
@@ -79,6 +83,34 @@ class TorchFile:
         if options.shard_bytes is not None:
             return needed_bytes(contents) + options.shard_bytes
         return needed_bytes(contents) if can_stream(contents) else contents.nbytes
+
+
+def _single(path: str) -> str:
+    inner = os.path.join(path, f"{STEM}{SUFFIX}")
+    return inner if os.path.isdir(path) and os.path.exists(inner) else path
+
+
+def _together(path: str, read: Callable[[str], Any]) -> Any:
+    """Return what is in a file, or in the files of an index."""
+    index_path = find_index(path, STEM, SUFFIX)
+    if index_path is None:
+        return read(_single(path))
+    index = read_index(index_path)
+    by_file = {name: read(place) for name, place in index.files.items()}
+    for name, file in index.names.items():
+        if not isinstance(by_file[file], dict) or name not in by_file[file]:
+            raise InvalidInput(f"{index_path}: it says that {name!r} is in {file}, which lacks it", path=index_path)
+    return {name: by_file[file][name] for name, file in index.names.items()}
+
+
+def _taken_apart(state: Any) -> Contents | None:
+    """Return the contents of a state; None where it holds what no store does, but torch may."""
+    try:
+        return take_apart(state)
+    except InvalidInput:
+        if isinstance(state, State | Contents):
+            raise
+        return None
 
 
 def _standard(state: Any) -> Any:
@@ -106,10 +138,25 @@ def load_file(path: str) -> Any:
     Corruption
         The file is damaged, or not a torch file.
     """
+    state = _load(path, *_look_at(path))
+    record = read_record(path)
+    return state if record is None else restore(path, record, take_apart(state)).state()
+
+
+def open_file(path: str) -> Contents:
+    """Return the contents of a file; its tensors stay there where that is possible. The rest is as for `load_file`."""
+    is_zip, can_map = _look_at(path)
+    found = open_lazily(path) or take_apart(_load(path, is_zip, can_map))
+    record = read_record(path)
+    return found if record is None else restore(path, record, found)
+
+
+def _look_at(path: str) -> tuple[bool, bool]:
+    """Return whether a file has the ZIP form, then checked in full, and whether it can be mapped."""
     try:
         with open(path, "rb") as file:
             is_zip = file.read(len(_ZIP)) == _ZIP
-            can_map = is_zip and _check_archive(file, path)
+            return is_zip, is_zip and _check_archive(file, path)
     except FileNotFoundError:
         raise NotFound(f"{path}: there is no such file", path=path) from None
     except IsADirectoryError:
@@ -118,8 +165,12 @@ def load_file(path: str) -> Any:
         raise
     except OSError as error:
         raise Backend(f"{path}: {error.strerror}", errno=error.errno, path=path) from error
+
+
+def _load(path: str, is_zip: bool, can_map: bool) -> Any:
     # The warnings of torch.load are about things that become errors below.
-    with warnings.catch_warnings(), torch.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
+    mapped = torch.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
+    with warnings.catch_warnings(), mapped, numpy_allowed():
         warnings.simplefilter("ignore")
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)

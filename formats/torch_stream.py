@@ -7,8 +7,10 @@ in the ZIP are put right: what torch wrote are those of nothing.
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
+import sys
 import warnings
 import zipfile
 import zlib
@@ -16,44 +18,63 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deltastore.document import build
-from deltastore.errors import Corruption, Internal
+from deltastore.errors import Internal
 from deltastore.formats.atomic_file import atomic_file, write_at
 from deltastore.formats.contents import Contents
-from deltastore.formats.leaves import stream
+from deltastore.formats.leaves import nbytes, stream
 from deltastore.formats.registry import Options
+from deltastore.formats.torch_plain import add_record
 from deltastore.formats.torch_write import write_torch
 from deltastore.torch_bridge import TORCH
 from deltastore.types import Path
 
+_ALIGNED = 64
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap.MAP_NORESERVE, which Python has from 3.12 on
 _LOCAL_BYTES, _ENTRY_BYTES, _CRC_IN_ENTRY = 30, 46, 16
 _ENTRY, _DESCRIPTOR = b"PK\x01\x02", b"PK\x07\x08"
 
 
 def can_stream(contents: Contents) -> bool:
-    """Return whether torch can be told of the tensors before it has them: not of those that are made of several."""
-    try:
-        _hollow(contents)
-    except Corruption:  # a quantized tensor cannot be put together of nothing
-        return False
+    """Return whether torch can be told of the tensors before it has them: not of quantized ones, made of several."""
+    stack = [contents.document]
+    while stack:
+        node = stack.pop()
+        if type(node) is dict:
+            if node["$"] == "quantized":
+                return False
+            inner = node.get("v")
+            stack += inner if type(inner) is list else []
+        elif type(node) is list:
+            stack += node
     return True
 
 
 def _hollow(contents: Contents) -> Any:
-    """Return the state with tensors that have no elements."""
-    fakes: dict[Path, torch.Tensor] = {}
-    with FakeTensorMode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that complex32 is young
-        for owner, leaf in contents.distinct.items():
-            about = TORCH.describe(leaf)
-            fakes[owner] = TORCH.empty(about.dtype, about.shape)
-    return build(contents.document, lambda path, _kind: fakes[contents.owners[path]], TORCH)
+    """Return the state with tensors in memory that nobody touches: it takes none."""
+    sizes = {owner: nbytes(leaf) for owner, leaf in contents.distinct.items()}
+    room = mmap.mmap(-1, sum(sizes.values()) + _ALIGNED * (len(sizes) + 1), flags=mmap.MAP_PRIVATE | _NO_RESERVE)
+    tensors: dict[Path, torch.Tensor] = {}
+    start = 0
+    for owner, leaf in contents.distinct.items():
+        about = TORCH.describe(leaf)
+        if sizes[owner]:
+            raw = torch.frombuffer(room, dtype=torch.uint8, count=sizes[owner], offset=start)
+            tensors[owner] = raw.view(TORCH.torch_dtype(about.dtype)).reshape(about.shape)
+            start += -(-sizes[owner] // _ALIGNED) * _ALIGNED
+        else:
+            tensors[owner] = TORCH.empty(about.dtype, about.shape)
+    return build(contents.document, lambda path, _kind: tensors[contents.owners[path]], TORCH)
 
 
-def stream_file(contents: Contents, path: str, options: Options) -> int:
+def stream_file(contents: Contents, path: str, options: Options, record: Contents | None = None) -> int:
     """Write contents as a torch file, one tensor in memory at a time, and return its size.
+
+    Parameters
+    ----------
+    record : Contents, optional
+        As for :func:`~deltastore.formats.torch_write.save_file`.
 
     Raises
     ------
@@ -61,10 +82,14 @@ def stream_file(contents: Contents, path: str, options: Options) -> int:
         A value that ``weights_only`` would refuse; nothing was written.
     """
     with atomic_file(path) as file:
-        with torch.serialization.skip_data(materialize_fake_tensors=True), warnings.catch_warnings():
+        with torch.serialization.skip_data(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             write_torch(_hollow(contents), file, path)
-        places = _places(file, len(contents.distinct))
+        if record is not None:
+            add_record(file, record)
+        places = storage_places(file)
+        if sorted(places) != list(range(len(contents.distinct))):
+            raise Internal(f"{path}: torch made room for {len(places)} of {len(contents.distinct)} tensors")
         numbers = {owner: number for number, owner in enumerate(contents.distinct)}
         crcs: dict[int, int] = {}
         done = 0
@@ -87,8 +112,8 @@ def _number(name: str) -> int | None:
     return int(last) if folder.endswith("/data") and last.isdigit() else None
 
 
-def _places(file: BinaryIO, count: int) -> dict[int, tuple[int, int]]:
-    """Return offset and size of the elements of each tensor."""
+def storage_places(file: BinaryIO) -> dict[int, tuple[int, int]]:
+    """Return offset and size of the elements of each storage in the ZIP form, by its number."""
     places = {}
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -98,8 +123,6 @@ def _places(file: BinaryIO, count: int) -> dict[int, tuple[int, int]]:
             header = os.pread(file.fileno(), _LOCAL_BYTES, entry.header_offset)
             name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
             places[number] = entry.header_offset + _LOCAL_BYTES + name_bytes + extra_bytes, entry.file_size
-    if sorted(places) != list(range(count)):
-        raise Internal(f"torch made room for {len(places)} of {count} tensors")
     return places
 
 

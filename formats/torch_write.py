@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from deltastore.document import leaves as document_leaves
 from deltastore.errors import InvalidInput
@@ -23,6 +22,7 @@ from deltastore.formats.leaves import CastTensor, nbytes, whole
 from deltastore.formats.loss import Loss, cast_loss
 from deltastore.formats.registry import Options
 from deltastore.formats.shards import Index, shard_names, split, write_index
+from deltastore.formats.torch_plain import add_record, simplify
 from deltastore.types import Key, Path, show_path
 
 _PLAIN = frozenset(
@@ -36,12 +36,17 @@ _TORCH_DTYPES = frozenset(map(np.dtype, "? b h i q B H I Q e f d F D".split()))
 """Dtypes of numpy that torch has, in the byte order of the machine."""
 
 
-def save_file(state: Any, path: str) -> int:
+def save_file(state: Any, path: str, record: Contents | None = None) -> int:
     """Write a state as a torch file, atomically, and return its size in bytes.
 
     Tied tensors stay tied. A view is written without the rest of the storage that it looks at, unless the views of a
     storage together are as large as the storage. Tensors are written as ``state_dict()`` gives them: without autograd.
     Numpy arrays and numbers become tensors of the same bits, for ``weights_only`` loads no others.
+
+    Parameters
+    ----------
+    record : Contents, optional
+        What loading the file shall give, where that is more than the state: kept beside it.
 
     Raises
     ------
@@ -52,6 +57,8 @@ def save_file(state: Any, path: str) -> int:
     """
     with atomic_file(path) as file:
         write_torch(state, file, path)
+        if record is not None:
+            add_record(file, record)
         return file.seek(0, os.SEEK_END)
 
 
@@ -105,7 +112,7 @@ class _Walk:
 
     def visit(self, value: Any, path: Path) -> None:
         """Note every tensor and every value of an unusual type."""
-        if type(value) not in _PLAIN and not _is_numpy(value) and not isinstance(value, FakeTensor):
+        if type(value) not in _PLAIN and not _is_numpy(value):
             self._odd.append(f"{type(value).__module__}.{type(value).__qualname__} at {show_path(path)}")
         if isinstance(value, torch.Tensor):
             if value.is_meta:
@@ -225,11 +232,7 @@ def save_shards(contents: Contents, path: str, stem: str, suffix: str, options: 
 
 def losses_of(contents: Contents) -> tuple[Loss, ...]:
     """Return what a torch file would not hold of some contents."""
-    losses = []
-    for path, leaf in document_leaves(contents.document):
-        if leaf.kind == "ndarray":
-            text = "a numpy array, which weights_only does not load: a tensor in the file"
-            losses.append(Loss("array", path, text, is_restored=False))
+    losses = list(simplify(contents)[1])
     for path, tensor in contents.leaves.items():
         if isinstance(tensor, CastTensor):
             losses.append(cast_loss(path, tensor.inner.dtype, tensor.dtype))

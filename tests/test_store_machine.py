@@ -111,8 +111,12 @@ class StoreMachine(RuleBasedStateMachine):
         assert found is not None
         return found
 
-    def put(self, step: int, state: dict[Any, Any], tag: str | None) -> None:
-        made = self.store.commit(step, state, tag=tag).wait()
+    def put(self, step: int, state: dict[Any, Any], tag: str | None, *, streamed: bool = False) -> None:
+        if streamed:
+            made = self.store.commit_streamed(step, state, tag=tag)
+            assert made.id not in self.known
+        else:
+            made = self.store.commit(step, state, tag=tag).wait()
         if made.id in self.known:
             # The same step and nothing changed: no new commit, the one before is it.
             assert made.id == self.head
@@ -129,15 +133,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what happens
 
-    @rule(data=st.data(), more=st.integers(0, 2), tag=st.none() | TAGS)
-    def commit(self, data: DataObject, more: int, tag: str | None) -> None:
+    @rule(data=st.data(), more=st.integers(0, 2), tag=st.none() | TAGS, streamed=st.booleans())
+    def commit(self, data: DataObject, more: int, tag: str | None, streamed: bool) -> None:
         last = self.known[self.head or ""]
         state: dict[Any, Any] = data.draw(edit(last.state), label="state")
         if tag in self.tags:
             with pytest.raises(AlreadyExists, match=tag):
                 self.store.commit(last.step + more, state, tag=tag)
             tag = None
-        self.put(last.step + more, state, tag)
+        self.put(last.step + more, state, tag, streamed=streamed)
 
     @precondition(lambda self: self.known[self.head].step > 0)
     @rule(data=st.data())

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import filtering, frequency, history, reading, windows, writing
+from tests.bench import converting, filtering, frequency, history, reading, windows, writing
 from tests.bench.measure import Figure, machine
 
 
@@ -21,6 +21,7 @@ def main() -> int:
     benchmarks: dict[str, Callable[[Path, argparse.Namespace], list[Figure]]] = {
         "write": lambda folder, options: writing.base_write(folder, options.quick),
         "load": lambda folder, options: reading.load(folder, options.quick),
+        "convert": lambda folder, options: converting.convert(folder, options.quick),
         "tensor": lambda folder, options: reading.one_tensor(folder, options.quick),
         "open": lambda folder, options: history.opening(folder, options.quick),
         "memory": lambda folder, options: history.memory(folder, options.quick),

@@ -134,8 +134,8 @@ def test_a_dcp_folder_that_leads_elsewhere(tmp_path: Path) -> None:
     formats.save({"w": torch.ones(2)}, tmp_path / "x.dcp")
     place = tmp_path / "x.dcp" / ".metadata"
     content = place.read_bytes()
-    assert b"\x8c\x0c__0_0.distcp" in content
-    place.write_bytes(content.replace(b"__0_0.distcp", b"../../secret"))
+    assert b"\x8c\x0e__0_0_0.distcp" in content
+    place.write_bytes(content.replace(b"__0_0_0.distcp", b"../../a.secret"))
     with pytest.raises(InvalidInput, match="which is not in the folder"):
         formats.load(tmp_path / "x.dcp")
 

@@ -11,9 +11,10 @@ import random
 import stat
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ from hypothesis import strategies as st
 
 import deltastore
 from deltastore import formats
+from deltastore.adapters.pytorch import Checkpointer
 from deltastore.errors import Backend, Corruption, InvalidInput, NotFound
+from deltastore.formats import torch_lazy
+from deltastore.formats.series import Checkpoint, import_series
 from deltastore.testing.compare import assert_same
 from tests.formats.kit import DTYPES as LOGICAL_DTYPES
 from tests.formats.kit import tensor, training_state
@@ -228,7 +232,7 @@ def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [np.array(["a"]), np.datetime64(1, "s"), collections.deque([1]), frozenset([1]), range(3), b"", 2**3000],
+    [np.array(["a"]), np.datetime64(1, "s"), collections.UserDict(), Ellipsis],
     ids=lambda value: type(value).__name__,
 )
 def test_what_load_would_refuse_is_not_written(tmp_path: Path, value: Any) -> None:
@@ -236,7 +240,7 @@ def test_what_load_would_refuse_is_not_written(tmp_path: Path, value: Any) -> No
     path.write_bytes(b"old")
     with pytest.raises(InvalidInput, match="would refuse") as caught:
         formats.save({"rng": [1, {"numpy": value}]}, path)
-    assert type(value) in (int, bytes) or f"{type(value).__qualname__} at rng/[1]/numpy" in str(caught.value)
+    assert f"{type(value).__qualname__} at rng/[1]/numpy" in str(caught.value)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state.pt"]
 
@@ -246,13 +250,17 @@ def test_numpy_becomes_tensors_of_the_same_bits(tmp_path: Path, dtype: str) -> N
     array = np.arange(12).astype(dtype).reshape(3, 4)[::-1, ::2]
     array.flags.writeable = False
     formats.save({"a": array, "s": array[1, 1], "rng": np.random.get_state()}, tmp_path / "n.pt")  # noqa: NPY002
-    loaded = formats.load(tmp_path / "n.pt")
+    loaded = torch.load(tmp_path / "n.pt", weights_only=True)
     for name, value in (("a", array), ("s", array[1, 1])):
         native = np.asarray(value).astype(value.dtype.newbyteorder("="))
         assert loaded[name].numpy().dtype == native.dtype
         assert loaded[name].numpy().tobytes() == native.tobytes()
         assert loaded[name].shape == native.shape
     np.random.set_state(loaded["rng"])  # noqa: NPY002
+    back = formats.load(tmp_path / "n.pt")
+    assert_same(back["a"], np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+    assert type(back["s"]) is type(array[1, 1])
+    np.random.set_state(back["rng"])  # noqa: NPY002
 
 
 def test_values_that_have_no_bytes_are_refused_with_their_path(tmp_path: Path) -> None:
@@ -433,3 +441,140 @@ def test_a_quantized_tensor_is_written_as_a_whole(tmp_path: Path) -> None:
         store.commit(0, state).wait()
         formats.save(store.at(0), tmp_path / "x.pt")
     assert_same(torch.load(tmp_path / "x.pt", weights_only=True), state)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@given(state=STATES)
+def test_tensors_that_stay_in_the_file_are_those_that_load_gives(
+    tmp_path_factory: pytest.TempPathFactory, state: Any, is_zip: bool
+) -> None:
+    path = tmp_path_factory.mktemp("lazy") / "state.pt"
+    torch.save({"s": state}, path, _use_new_zipfile_serialization=is_zip)
+    found = torch_lazy.open_lazily(str(path))
+    if found is None:  # torch cannot read unsigned integers from the old form
+        assert not is_zip
+        with pytest.raises(Corruption):
+            formats.load(path)
+    else:
+        assert same(found.state(), formats.load(path))
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_views_and_ties_are_read_from_their_places(tmp_path: Path, is_zip: bool) -> None:
+    base = torch.randn(300, 40)
+    state = {"base": base, "t": base.t(), "rows": base[5:9], "every": base[::3, 1], "tied": base, "scalar": base[3, 3]}
+    state |= {
+        "conj": torch.randn(4, dtype=torch.complex64).conj(),
+        "neg": torch.randn(3, dtype=torch.complex64).conj().imag,
+    }
+    state |= {"expanded": torch.tensor([1.0]).expand(3), "empty": torch.zeros(0, 3)}
+    torch.save(state, tmp_path / "v.pt", _use_new_zipfile_serialization=is_zip)
+    found = torch_lazy.open_lazily(str(tmp_path / "v.pt"))
+    assert found is not None
+    assert found.owners[("tied",)] == ("base",)
+    for name, wanted in state.items():
+        assert torch.equal(found.leaves[(name,)][...], wanted)
+        assert not wanted.ndim or torch.equal(found.leaves[(name,)][1:3], wanted[1:3])
+    with deltastore.open(tmp_path / "store") as store:
+        store.commit_streamed(0, found.state(lazy=True))
+        assert_same(store.at(0).to_state_dict(), formats.load(tmp_path / "v.pt"))
+
+
+def test_what_cannot_stay_in_the_file_is_said_before(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.randn(100, 100), 0.1, 3, torch.qint8)
+    torch.save({"q": quantized}, tmp_path / "q.pt")
+    assert formats.held_bytes(tmp_path / "q.pt") == (tmp_path / "q.pt").stat().st_size
+    for is_zip in (True, False):
+        torch.save({"w": torch.randn(100, 100)}, tmp_path / "w.pt", _use_new_zipfile_serialization=is_zip)
+        assert formats.held_bytes(tmp_path / "w.pt") == 0
+    with deltastore.open(tmp_path / "store") as store, pytest.raises(InvalidInput, match=r"takes about .* allow more"):
+        import_series(store, [Checkpoint(str(tmp_path / "q.pt"), 0)], memory_bytes=1000)
+
+
+def test_a_pickle_that_claims_more_than_its_file_has_is_damaged(tmp_path: Path) -> None:
+    for is_zip in (True, False):
+        torch.save({"w": torch.arange(1000.0)}, tmp_path / "w.pt", _use_new_zipfile_serialization=is_zip)
+        content = (tmp_path / "w.pt").read_bytes()
+        if is_zip:
+            with zipfile.ZipFile(tmp_path / "w.pt") as archive, zipfile.ZipFile(tmp_path / "more.pt", "w") as more:
+                for entry in archive.infolist():
+                    more.writestr(entry.filename, archive.read(entry).replace(b"M\xe8\x03", b"M\xff\xff"))
+        else:
+            (tmp_path / "more.pt").write_bytes(content.replace(b"M\xe8\x03", b"M\xff\xff"))
+        assert torch_lazy.open_lazily(str(tmp_path / "more.pt")) is None
+        with pytest.raises(Corruption, match="damaged"):
+            formats.open_contents(tmp_path / "more.pt")
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def odd_state() -> dict[str, Any]:
+    """Return what a training may hold and weights_only does not load."""
+    return {
+        "queue": collections.deque([1, torch.ones(2), collections.deque(maxlen=2)], maxlen=5),
+        "pair": Pair(torch.zeros(3), [Pair(1, "x")]),
+        "sets": [frozenset({1, 2}), {frozenset({3}), 4}, {"a"}],
+        "default": collections.defaultdict(list, {"k": [torch.full((2,), 7.0)]}),
+        "range": range(3, 9, 2),
+        "slice": slice(None, 4),
+        "empty": [b"", bytearray(), b"x"],
+        "big": [2**3000, -(2**3000), 2**2038, 2**2040],
+        "numpy": {"array": np.arange(4, dtype=np.int16), "scalar": np.float32(0.1), "after": torch.ones(1)},
+        "counter": collections.Counter("aab"),
+    }
+
+
+def test_what_weights_only_does_not_load_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "odd.pt"
+    state = odd_state()
+    losses = formats.losses(state, path)
+    assert {loss.kind for loss in losses} == {"type"}
+    assert all(loss.is_restored for loss in losses)
+    named = {loss.path[0] for loss in losses}
+    assert named == set(state) - {"counter"}
+    formats.save(state, path)
+    assert_same(formats.load(path), state)
+    assert_same(formats.open_contents(path).state(), state)
+    plain = torch.load(path, weights_only=True)
+    assert type(plain["queue"]) is list
+    assert torch.equal(plain["pair"][0], torch.zeros(3))
+    assert plain["pair"][1] == [(1, "x")]
+    assert plain["counter"] == state["counter"]
+    with pytest.raises(InvalidInput, match="of kind type"):
+        formats.save(state, path, strict=True)
+
+
+def test_from_a_store_too_and_parameters_keep_their_names(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(1, 2)).sum().backward()
+    optimizer.step()
+    store = deltastore.open(tmp_path / "store")
+    with store, Checkpointer(store, model=model, optimizer=optimizer) as training:
+        training.extra["window"] = [1, 2]
+        training.step(0)
+        training.flush()
+        state = store.at(0)
+        formats.save({**state.to_lazy_state(), "odd": odd_state()}, tmp_path / "x.pt")
+        formats.save(formats.open_contents(tmp_path / "x.pt"), tmp_path / "y.pt")
+        for name in ("x.pt", "y.pt"):
+            found = formats.load(tmp_path / name)
+            assert_same(found["odd"], odd_state())
+            assert_same(found["optimizer"], state.to_state_dict()["optimizer"])
+            names = formats.open_contents(tmp_path / name).state(optimizer_names=True)["optimizer"]["state"]
+            assert list(names) == ["weight", "bias"]
+
+
+def test_a_record_that_does_not_fit_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "odd.pt"
+    formats.save(odd_state(), path)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "cut.pt", "w") as cut:
+        for entry in archive.infolist():
+            cut.writestr(entry.filename, archive.read(entry).replace(b'"names":["0",', b'"names":['))
+    with pytest.raises(Corruption, match="record in it does not name"):
+        formats.load(tmp_path / "cut.pt")
