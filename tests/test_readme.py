@@ -86,6 +86,13 @@ def test_snippet_runs(name: str, tmp_path: Path) -> None:
     assert output.strip()
 
 
+def test_a_run_with_a_further_tier_survives_its_machine(tmp_path: Path) -> None:
+    code = snippets()["tiers"]
+    assert "file:///tmp/deltastore-hadoop" in code
+    output = run(code.replace("file:///tmp/deltastore-hadoop", (tmp_path / "hadoop").as_uri()), tmp_path)
+    assert output.splitlines() == ["9", "9 tensor([0., 1., 2., 3., 0.])"]
+
+
 def test_quick_start_survives_a_kill(trained: tuple[Path, str], tmp_path: Path) -> None:
     _folder, reference = trained
     seen = ""

@@ -50,7 +50,7 @@ def store(url: str) -> Store:
         ("session", "zz"),
         ("on_limit", "x"),
         ("pickle", "yes"),
-        ("tiers", ["hdfs://namenode/run"]),
+        ("tiers", "hdfs://namenode/run"),
         ("max_lag_seconds", "soon"),
     ],
 )

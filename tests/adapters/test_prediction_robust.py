@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -224,6 +224,7 @@ def check(store: Store, truth: Mapping[int, Mapping[tuple[Any, ...], Any]]) -> N
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=max(1, settings.default.max_examples // 3))
 @given(data=st.data())
 def test_whatever_happens_between_two_steps(
     policy: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

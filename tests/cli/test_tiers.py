@@ -1,0 +1,87 @@
+"""`deltastore tiers`, `recover`, `pull`: what several places hold, and where a run goes on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import deltastore
+from deltastore.errors import Corruption, NotFound
+from tests.cli.kit import invoke
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[str, str]:
+    """Two places with steps 0 to 3, and a local one with 4 beside."""
+    here, there = str(tmp_path / "here"), str(tmp_path / "there")
+    with deltastore.open(here) as store:
+        for step in range(4):
+            store.commit(step, {"w": torch.full((5000,), float(step))}).wait()
+        deltastore.push(here, there)
+        store.commit(4, {"w": torch.full((5000,), 4.0)})
+    return here, there
+
+
+def spoil(pack: Path) -> None:
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 3] ^= 1
+    pack.write_bytes(data)
+
+
+def test_tiers_shows_each(places: tuple[str, str]) -> None:
+    here, there = places
+    found = invoke("tiers", here, "--tier", there, "--json").document["tiers"]
+    assert [(tier["url"], tier["commits"], tier["oldest"], tier["newest"]) for tier in found] == [
+        (here, 5, 0, 4),
+        (there, 4, 0, 3),
+    ]
+    assert there in invoke("tiers", here, "--tier", there).out
+
+
+def test_tiers_shows_one_that_does_not_answer(places: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = places
+    shutil.rmtree(there)
+    found = invoke("tiers", here, "--tier", there, "--json").document["tiers"]
+    assert (found[1]["commits"], found[1]["newest"]) == (0, None)
+
+
+def test_recover_takes_the_newest_that_is_whole(places: tuple[str, str]) -> None:
+    here, there = places
+    answer = invoke("recover", here, "--tier", there, "--json").document
+    assert (answer["commit"]["step"], answer["from"], answer["rejected"]) == (4, here, [])
+    for pack in Path(here, "packs").iterdir():
+        spoil(pack)
+    answer = invoke("recover", here, "--tier", there, "--json").document
+    assert (answer["commit"]["step"], answer["from"]) == (3, there)
+    assert {rejected["url"] for rejected in answer["rejected"]} <= {here}
+    text = invoke("recover", here, "--tier", there)
+    assert f"is whole at {there}" in " ".join(text.out.split())
+
+
+def test_recover_fetches(places: tuple[str, str]) -> None:
+    here, there = places
+    shutil.rmtree(here)
+    assert invoke("recover", here, "--tier", there, "--fetch").code == 0
+    with deltastore.open(here, "r") as store:
+        assert store.at("latest").commit.step == 3
+        assert torch.equal(store.at(3)["w"][...], torch.full((5000,), 3.0))
+    with deltastore.open(here) as store, pytest.raises(NotFound):
+        store.fetch(17)
+
+
+def test_nothing_to_recover(places: tuple[str, str]) -> None:
+    for place in places:
+        for pack in Path(place, "packs").iterdir():
+            spoil(pack)
+    here, there = places
+    assert invoke("recover", here, "--tier", there).code in (NotFound.exit_code, Corruption.exit_code)
+    assert invoke("recover", here + "-none", "--tier", there + "-none").code == NotFound.exit_code
+
+
+def test_pull_is_push_the_other_way(places: tuple[str, str]) -> None:
+    here, there = places
+    answer = invoke("pull", there, here, "--json").document
+    assert (answer["commits"], answer["newest"]) == (1, 4)
