@@ -224,7 +224,7 @@ def check(store: Store, truth: Mapping[int, Mapping[tuple[Any, ...], Any]]) -> N
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=max(1, settings.default.max_examples // 3))
+@settings(max_examples=settings().max_examples // 3)
 @given(data=st.data())
 def test_whatever_happens_between_two_steps(
     policy: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
