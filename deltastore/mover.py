@@ -7,8 +7,10 @@ any moment and be started again, and two of them do no harm: what it does is :fu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import queue
 import secrets
 import sys
@@ -33,6 +35,7 @@ END = "end"
 STOP = "stop"
 """End at once."""
 
+STDOUT = 1
 POLL_SECONDS = 0.25
 LAG_SECONDS = 60.0
 """How long commits wait for more of them, to be merged into one pack, where the user sets no limit."""
@@ -155,10 +158,8 @@ def main() -> None:
     )
 
     def report(facts: dict[str, Any]) -> None:
-        try:
-            print(json.dumps(facts), flush=True)
-        except OSError:
-            log.debug("the training is gone, and is told nothing more")
+        with contextlib.suppress(OSError):  # the training may be gone
+            os.write(STDOUT, json.dumps(facts).encode() + b"\n")
 
     mover = Mover(source, target, report, lag_seconds=order["lag_seconds"], pack_bytes=order["pack_bytes"])
 

@@ -61,9 +61,14 @@ class Remote:
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether it was begun to bring commits there: what it has is then told by the mover."""
+        return self._thread is not None
+
     def start(self) -> None:
         """Begin to move; a second call does nothing."""
-        if self._thread is not None:
+        if self.is_moving:
             return
         if _for_a_process(self._source, self._place):
             target = self._watch
@@ -198,12 +203,13 @@ class Remotes:
     def everywhere(self) -> frozenset[str]:
         """Return the commits that every one of them has."""
         with self._changed:
-            return frozenset(set.intersection(*(remote.present for remote in self.all)))
+            return frozenset(set.intersection(*(remote.present for remote in self.all))) if self.all else frozenset()
 
     def added(self, commit: str) -> None:
         """Remember a commit that is durable here."""
-        with self._changed:
-            self._waiting[commit] = time.monotonic()
+        if self.all:
+            with self._changed:
+                self._waiting[commit] = time.monotonic()
 
     def has(self, tier: str, commit: str | None) -> bool:
         """Return whether a tier has a commit and its chain."""
@@ -256,7 +262,8 @@ class Remotes:
             return f"{count} commits are only local, max_lag_steps is {limits.max_lag_steps}"
         if limits.max_lag_seconds is not None and age > limits.max_lag_seconds:
             return f"a commit has been only local for {age:.0f} s, max_lag_seconds is {limits.max_lag_seconds}"
-        if limits.max_local_bytes is not None and local_bytes > limits.max_local_bytes:
+        # Where all is pushed, what is left here is the newest chain: waiting would not make it smaller.
+        if count and limits.max_local_bytes is not None and local_bytes > limits.max_local_bytes:
             return f"the local packs take {local_bytes:,} bytes, max_local_bytes is {limits.max_local_bytes:,}"
         return None
 

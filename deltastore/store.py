@@ -16,7 +16,6 @@ from deltastore.buffers import Fill, Hints
 from deltastore.config import Retention, TierLimits, WriterOptions, as_integer, check_timeout
 from deltastore.errors import (
     AlreadyExists,
-    Backend,
     Corruption,
     DeltaStoreError,
     InvalidInput,
@@ -24,7 +23,7 @@ from deltastore.errors import (
     ReadOnly,
     UnsupportedFormat,
 )
-from deltastore.fetching import fetch, meet, read_elsewhere
+from deltastore.further import Further
 from deltastore.handle import Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
@@ -35,14 +34,13 @@ from deltastore.history.session import Session, read_format
 from deltastore.history.tags import read_tags, write_tag
 from deltastore.history.verify import Progress, VerifyReport, verify
 from deltastore.layout import Layout
-from deltastore.nearest import Nearest
 from deltastore.ondisk.limits import MAX_NUMBER
 from deltastore.ondisk.names import check_tag
 from deltastore.policy import EXACT_RESTORE_COST, Policy, check_policy
 from deltastore.reader import State
 from deltastore.recording import Recording, check_step
-from deltastore.recovery import Reach, Recovery, reaches, survey
-from deltastore.remotes import RemotePlace, Remotes
+from deltastore.recovery import Reach, Recovery
+from deltastore.remotes import RemotePlace
 from deltastore.sources import BufferSource, PackSource, read_all
 from deltastore.tiers.base import Tier
 from deltastore.view import View
@@ -87,10 +85,8 @@ class Store:
         self._policy: Policy | None = None
         self._restore_cost = EXACT_RESTORE_COST
         self._view = View(tier, pickle_trusted=pickle_trusted)
-        self._further = [View(place.tier, pickle_trusted=pickle_trusted) for place in places]
-        self._nearest = Nearest([self._view, *self._further])
-        self._limits = limits or TierLimits()
-        self._remotes = Remotes(places, tier, self._limits, self._is_known) if places else None
+        self._further = Further(self._view, places, limits or TierLimits(), pickle_trusted=pickle_trusted)
+        self._remotes = self._further.remotes
         self._recording: Recording | None = None
         self._closed = False
         self._has_tagged = False
@@ -141,7 +137,7 @@ class Store:
     @property
     def tier_names(self) -> tuple[str, ...]:
         """The tiers that `wait` and `durable` know."""
-        return (self._tier.name, *(self._remotes.names if self._remotes else ()))
+        return (self._tier.name, *self._remotes.names)
 
     @property
     def layout(self) -> Layout | None:
@@ -155,18 +151,15 @@ class Store:
 
     def refresh(self) -> None:
         """Look again at what the store holds: another process may have committed, tagged or pruned."""
-        if self._remotes is None:
-            self._view.refresh()
-        else:
-            self._nearest.refresh()
+        self._further.reading.refresh()
 
     def commits(self) -> list[Commit]:
         """Return all commits, oldest first."""
-        return self._view.commits() if self._remotes is None else self._nearest.commits()
+        return self._further.reading.commits()
 
     def lineage(self) -> list[Commit]:
         """Return the commits on the line of history of the latest one, oldest first; the others were left behind."""
-        return self._view.lineage() if self._remotes is None else self._nearest.lineage()
+        return self._further.reading.lineage()
 
     def at(self, ref: int | str) -> State:
         """Return the state of a commit; nothing of it is loaded yet.
@@ -184,7 +177,7 @@ class Store:
         Corruption
             What it needs is damaged.
         """
-        return self._view.at(ref) if self._remotes is None else self._nearest.at(ref)
+        return self._further.reading.at(ref)
 
     def verify(self, deep: bool = False, *, progress: Progress | None = None) -> VerifyReport:
         """Return what is damaged or missing; nothing is changed.
@@ -209,9 +202,8 @@ class Store:
         A store that is only read cannot know what its writer was told: it returns the newest step that it sees.
         """
         self._check_tier(tier)
-        if self._remotes is not None and tier not in (None, self._tier.name):
-            found = [c.step for c in self._nearest.lineage() if self._remotes.has(str(tier), c.id)]
-            return max(found, default=None)
+        if tier is not None and tier != self._tier.name:
+            return self._further.durable(tier)
         with self._view.lock:
             if self._recording is not None:
                 return self._recording.durable_step
@@ -333,29 +325,9 @@ class Store:
     def _admit(self) -> Recording:
         """Return the recording, once the limits of the further tiers let a commit in."""
         recording = self._record()
-        if self._remotes is not None:
-            self._remotes.start()
-            self._remotes.admit(self._local_bytes)
+        if self._remotes.all:
+            self._further.admit(recording.follows)
         return recording
-
-    def _is_known(self, commit: str) -> bool:
-        with self._view.lock:
-            return commit in self._view.catalog.by_id
-
-    def _local_bytes(self) -> int:
-        """Return what the local packs take, after making room from what every further tier has."""
-        with self._view.lock:
-            catalog = self._view.catalog
-            limit = self._limits.max_local_bytes
-            if self._remotes is not None and limit is not None and sum(catalog.packs.values()) > limit:
-                pinned = catalog.by_id.keys() - self._remotes.everywhere()
-                if self._recording is not None and self._recording.follows is not None:
-                    pinned.add(self._recording.follows)
-                doomed = plan_prune(catalog, pinned, Retention(1))
-                if doomed:
-                    log.info("%d commits are freed here, their copies are read from now on", len(doomed))
-                    delete_commits(self._view.packs, catalog, doomed)
-            return sum(catalog.packs.values())
 
     def _record(self) -> Recording:
         """Return the recording; the first call claims the store."""
@@ -364,7 +336,7 @@ class Store:
             if self._recording is not None and self._recording.is_stopped:  # an interrupt struck in restore()
                 self._go_on_from(self._recording.session, self._recording.follows)
             if self._recording is None:
-                meet(self._further, self._tier, self._session_id)
+                self._further.meet(self._session_id)
                 session = Session(self._tier, self._session_id)
                 session.claim()
                 try:
@@ -433,6 +405,7 @@ class Store:
         if recording is not None:
             recording.flush()
             self.refresh()
+            self._fetch(ref)
             self._view.resolve(ref)  # a reference that means nothing leaves everything as it is
             recording.stop()
         else:
@@ -451,20 +424,10 @@ class Store:
             return self._view.state(chain, BufferSource(buffers), entry)
 
     def _fetch(self, ref: int | str) -> None:
-        """Bring here what only a further tier has; fail rather than begin anew because one does not answer."""
-        if self._remotes is None:
-            return
-        silent = meet(self._further, self._tier, self._session_id)
-        self._read_format()
-        self.refresh()
-        fetch(self._nearest, self._further, self._view, ref, self._session_id)
-        if silent and not self._view.catalog.by_id:
-            raise Backend(
-                f"{self.url} is empty and {', '.join(silent)} does not answer: whether there is a state to restore "
-                "cannot be told; try again when it answers, or open the store without that tier",
-                url=silent[0],
-                transient=True,
-            )
+        if self._remotes.all:
+            silent = self._further.meet(self._session_id)
+            self._read_format()
+            self._further.fetch(ref, silent, self._session_id)
 
     def fetch(self, ref: int | str = "latest") -> None:
         """Bring a commit with its chain here, if only a further tier has it; nothing else is changed.
@@ -480,11 +443,11 @@ class Store:
 
     def reaches(self) -> tuple[Reach, ...]:
         """Return what each tier holds, nearest first, and how far back it reaches."""
-        return reaches([self._view, *self._further])
+        return self._further.reaches()
 
     def recoverable(self) -> Recovery:
         """Return the newest commit whose whole chain is right on some tier, every byte read, and what is newer."""
-        return survey([self._view, *self._further])
+        return self._further.survey()
 
     def _claim_anew(self, recording: Recording | None) -> Session:
         """Return a claimed session in a new epoch: that of the recording, or a new one."""
@@ -520,7 +483,7 @@ class Store:
                 chain = open_chain(self._view.packs, self._view.catalog, entry)
                 return entry, chain, read_all(PackSource(self._view.packs, chain), chain.layout), True
             except Corruption as error:
-                found = read_elsewhere(self._further, entry)
+                found = self._further.read_elsewhere(entry)
                 if found is not None:
                     log.warning("step %s is damaged here and was read from a further tier: %s", entry.step, error)
                     return entry, *found, False
@@ -534,8 +497,7 @@ class Store:
         with self._view.lock:
             catalog = self._view.catalog
             catalog.add(written.entry, written.pack_bytes)
-            if self._remotes is not None:
-                self._remotes.added(written.entry.id)
+            self._remotes.added(written.entry.id)
             if tag is not None:
                 write_tag(self._tier, tag, written.entry.id, self._session_id, move=False)
                 self._view.forget_tags()
@@ -602,8 +564,8 @@ class Store:
         if handle is not None:
             return handle.wait(tier, timeout)
         commit = self.at(step).commit
-        if self._remotes is not None and tier not in (None, self._tier.name):
-            self._remotes.wait(str(tier), commit.id, timeout)
+        if tier is not None and tier != self._tier.name:
+            self._remotes.wait(tier, commit.id, timeout)
         return commit
 
     def tag(self, name: str, ref: int | str | None = "latest", move: bool = False) -> None:
@@ -694,11 +656,10 @@ class Store:
             # What a forked child inherited belongs to its parent: the pending commits, the lock, the temporary files.
             if os.getpid() == self._pid:
                 self._end_writing()
-                if self._remotes is not None:
-                    self._remotes.end()
+                self._remotes.end()
         finally:
-            for view in (self._view, *self._further):
-                view.packs.close()
+            self._view.packs.close()
+            self._further.close()
 
     def _end_writing(self) -> None:
         recording = self._recording

@@ -18,7 +18,7 @@ import torch
 
 import deltastore
 from deltastore.errors import Backend, Conflict, InvalidInput, NotFound, Timeout
-from deltastore.remotes import Remote, Remotes
+from deltastore.remotes import Remote
 from deltastore.store import Store
 
 PATIENCE = 60.0
@@ -121,6 +121,7 @@ def test_a_new_machine_restores_and_goes_on(run: Run) -> None:
     shutil.rmtree(run.local)
     with run.open(mode="r") as reader:
         assert not run.local.exists()
+        assert (reader.durable("remote"), reader.durable()) == (4, None)
         assert [commit.step for commit in reader.commits()] == list(range(5))
         assert [commit.step for commit in reader.lineage()] == list(range(5))
         run.check(reader)
@@ -176,7 +177,6 @@ def test_damage_is_read_around(run: Run, caplog: pytest.LogCaptureFixture) -> No
 def test_a_mover_that_dies_is_started_again(far: Run, caplog: pytest.LogCaptureFixture) -> None:
     with far.open() as store:
         far.commit(store, 0).wait("remote", timeout=PATIENCE)
-        assert store._remotes is not None
         remote = store._remotes.named("remote")
         for step in range(1, 4):
             assert remote._process is not None
@@ -248,6 +248,19 @@ def test_local_room_is_made_of_what_the_remote_has(run: Run) -> None:
         assert torch.equal(alone.at("latest")["w"][...], run.truth[11])
 
 
+def test_going_back_to_what_was_freed_here(far: Run) -> None:
+    with far.open(max_local_bytes=1) as store:
+        for step in range(5):
+            store.set_restore_cost(1)
+            far.commit(store, step).wait("remote", timeout=PATIENCE)
+        assert len(packs(far.local)) < 5
+        state = store.restore(1)
+        assert torch.equal(state["w"][...], far.truth[1])
+        commit = store.commit(2, {"w": torch.ones(20_000)}).wait("remote", timeout=PATIENCE)
+        assert commit.parent == state.commit.id
+        assert [line.step for line in store.lineage()] == [0, 1, 2]
+
+
 @pytest.fixture
 def blocked(far: Run) -> Iterator[Run]:
     """Let the remote folder be a file: nothing can be written there."""
@@ -292,7 +305,6 @@ def test_a_silent_tier_does_not_let_a_run_begin_anew(tmp_path: Path) -> None:
             store.restore()
         run.commit(store, 0).wait()  # to begin anew is the user's own choice
         run.check(store)
-        assert store._remotes is not None
         mover = store._remotes.named("remote")._process
         assert mover is not None
     mover.kill()  # it would try for a day
@@ -357,5 +369,4 @@ def test_a_mover_that_cannot_start_is_given_up(
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")
     with far.open() as store, pytest.raises(Backend, match="ends before it does anything"):
         far.commit(store, 0).wait("remote", timeout=PATIENCE)
-    assert isinstance(store._remotes, Remotes)
     assert os.path.isdir(far.local)
