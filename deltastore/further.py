@@ -43,7 +43,7 @@ class Further:
             return commit in self._here.catalog.by_id
 
     def durable(self, tier: str) -> int | None:
-        """Return the newest step of the line of history that a tier has acknowledged; while nobody writes, that it has."""
+        """Return the newest step of the line that a tier has acknowledged; while nobody writes, the newest it has."""
         remote = self.remotes.named(tier)
         if not remote.is_moving:
             view = next(view for view in self._views if view.packs.tier is remote.tier)
