@@ -130,17 +130,26 @@ class Mover:
             log.debug("the packs that wait cannot be listed: %s", error)
             return []
 
+    def _has_store(self) -> bool:
+        try:
+            return self._source.exists()
+        except DeltaStoreError:
+            return True
+
     def _push(self) -> bool | None:
         """Push everything; return whether that succeeded, None if it never will."""
         before = {info.name for info in self._packs()}
         try:
             found = push(self._source, self._target, secrets.token_hex(8), pack_bytes=self._pack_bytes)
-        except NotFound:
-            return True  # nothing is committed yet
         except Conflict as error:
             self._report({"commits": [], "error": str(error), "is_final": True})
             return None
         except DeltaStoreError as error:
+            if isinstance(error, NotFound):
+                if not self._has_store():
+                    return True  # nothing is committed yet, or the machine lost its disk
+                log.debug("retention was faster: %s", error)
+                return False
             self._report({"commits": [], "error": str(error), "is_final": False})
             return False
         self._pushed, self._waiting_since = before, None

@@ -230,32 +230,42 @@ class Remotes:
         end = None if timeout is None else time.monotonic() + timeout
         remote.start()
         remote.flush()
+        while not self._arrives(remote, commit, end, timeout):
+            # Not while the condition is held: the writer takes it while it holds the lock of the view.
+            if not self._is_known(commit) and not self.has(tier, commit):
+                raise Backend(
+                    f"commit {commit[:12]} was deleted by retention before {remote.tier.url} had it; keep more "
+                    "commits (retention), or wait earlier",
+                    url=remote.tier.url,
+                )
+
+    def _arrives(self, remote: Remote, commit: str, end: float | None, timeout: float | None) -> bool:
+        """Return whether a tier has a commit, after a while."""
         with self._changed:
-            while commit not in remote.present:
-                if remote.is_lost:
-                    raise Backend(f"{remote.tier.url}: {remote.error}", url=remote.tier.url)
-                if not self._is_known(commit):
-                    raise Backend(
-                        f"commit {commit[:12]} was deleted by retention before {remote.tier.url} had it; keep more "
-                        "commits (retention), or wait earlier",
-                        url=remote.tier.url,
-                    )
-                left = 1.0 if end is None else min(1.0, end - time.monotonic())
-                if left <= 0:
-                    raise Timeout(
-                        f"{remote.tier.url}: commit {commit[:12]} is not there after {timeout} s"
-                        f"{'' if remote.error is None else ': ' + remote.error}; it goes on",
-                        timeout=timeout,
-                    )
-                self._changed.wait(left)
+            if commit in remote.present:
+                return True
+            if remote.is_lost:
+                raise Backend(f"{remote.tier.url}: {remote.error}", url=remote.tier.url)
+            left = 1.0 if end is None else min(1.0, end - time.monotonic())
+            if left <= 0:
+                raise Timeout(
+                    f"{remote.tier.url}: commit {commit[:12]} is not there after {timeout} s"
+                    f"{'' if remote.error is None else ': ' + remote.error}; it goes on",
+                    timeout=timeout,
+                )
+            self._changed.wait(left)
+            return commit in remote.present
 
     def excess(self, local_bytes: int) -> str | None:
         """Return which of the user's limits is passed, None where all are kept."""
         limits = self._limits
         there = self.everywhere()
         with self._changed:
-            for commit in [commit for commit in self._waiting if commit in there]:
-                del self._waiting[commit]
+            waiting = list(self._waiting)
+        settled = [commit for commit in waiting if commit in there or not self._is_known(commit)]  # or pruned here
+        with self._changed:
+            for commit in settled:
+                self._waiting.pop(commit, None)
             count = len(self._waiting)
             age = time.monotonic() - next(iter(self._waiting.values()), time.monotonic())
         if limits.max_lag_steps is not None and count >= limits.max_lag_steps:

@@ -335,6 +335,18 @@ def test_retention_may_be_faster_than_the_remote(blocked: Run) -> None:
             handle.wait("remote", timeout=PATIENCE)
 
 
+def test_retention_beside_the_mover(run: Run) -> None:
+    with run.open(retention={"keep_last": 2}, max_lag_seconds=0.2) as store:
+        store.set_restore_cost(1)  # bases only: each commit deletes one that may be on its way
+        for step in range(60):
+            run.commit(store, step).wait()
+        assert store.wait(59, tier="remote", timeout=PATIENCE).step == 59
+    with deltastore.open(run.remote, mode="r") as alone:
+        assert alone.verify(deep=True).ok
+        for commit in alone.commits():
+            assert torch.equal(alone.at(commit.id)["w"][...], run.truth[commit.step])
+
+
 def test_the_environment_may_name_tiers(far: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DELTASTORE_TIERS", far.remote)
     with deltastore.open(far.local) as store:
