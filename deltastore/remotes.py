@@ -126,6 +126,8 @@ class Remote:
                 for line in self._process.stdout or ():
                     has_told = True
                     self._hear(json.loads(line))
+                if self._process.stdin is not None:
+                    _quietly(self._process.stdin.close)  # what was written to it may be lost with the process
             if self._is_ending or self.is_lost:
                 return
             silent = 0 if has_told else silent + 1
