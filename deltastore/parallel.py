@@ -15,7 +15,7 @@ R = TypeVar("R")
 MAX_THREADS = 8
 READ_THREADS = 8
 """Small reads that wait for a disk at the same time, whatever the number of cores."""
-TAKEN_AT_ONCE = 2
+TAKEN_AHEAD = 2
 """Large things that are made while the one before them is used; each takes memory, so they are few."""
 
 _thread = threading.local()
@@ -39,7 +39,7 @@ def _pool(kind: int) -> ThreadPoolExecutor:
             for other in [other for other in _pools if other[0] != key[0]]:
                 del _pools[other]
             sizes = {
-                _TAKES: TAKEN_AT_ONCE,
+                _TAKES: TAKEN_AHEAD,
                 _WORK: threads(),
                 _READS: READ_THREADS,
                 _BESIDE: 1,
@@ -89,11 +89,11 @@ def run_reads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
 
 
 def run_before(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield `function` of each item in order; the next is made while one is used, two while one is waited for.
+    """Yield `function` of each item in order; while one is used, the next :data:`TAKEN_AHEAD` are made in threads.
 
     `function` may call all other functions of this module, but not this one.
     """
-    return _ahead(_TAKES, TAKEN_AT_ONCE - 1, function, items)
+    return _ahead(_TAKES, TAKEN_AHEAD - 1, function, items)
 
 
 def run_beside(function: Callable[[], object]) -> None:

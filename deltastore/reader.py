@@ -14,7 +14,6 @@ from deltastore.errors import Corruption, InvalidInput, NotFound
 from deltastore.fidelity import Fidelity
 from deltastore.handle import Commit
 from deltastore.layout import Layout, TensorEntry
-from deltastore.parallel import run_before
 from deltastore.sources import PartitionSource, batches, read_elements, read_into
 from deltastore.types import Json, Key, Path, show_path
 
@@ -140,15 +139,9 @@ def stream_tensors(lazy: Iterable[LazyTensor]) -> Iterator[tuple[LazyTensor, tor
     for members in by_commit.values():
         source, layout = members[0]._source, members[0]._layout
         by_entry = {id(member._entry): member for member in members}
-        groups = list(batches(layout, [member._entry for member in members]))
-
-        def read(group: list[TensorEntry], source: PartitionSource = source, layout: Layout = layout) -> list[Any]:
+        for group in batches(layout, [member._entry for member in members]):
             tensors = [bridge.empty(entry.dtype, entry.shape) for entry in group]
             read_into(source, layout, [(e, bridge.as_array(t)) for e, t in zip(group, tensors, strict=True)])
-            return tensors
-
-        # Whoever writes what was read does not wait for what is read next.
-        for group, tensors in zip(groups, run_before(read, groups), strict=True):
             for entry, tensor in zip(group, tensors, strict=True):
                 yield by_entry[id(entry)], tensor
 

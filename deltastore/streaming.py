@@ -13,14 +13,13 @@ from deltastore.deltas import FullLayer, full_layer
 from deltastore.dtypes import storage_dtype
 from deltastore.encoder import ChainState, CommitOrder
 from deltastore.layers.checks import covered_crc
-from deltastore.layers.encoded import EncodedLayer, encode_layer
+from deltastore.layers.encoded import EncodedLayer
 from deltastore.layers.exact import choose_layer
 from deltastore.layout import BACKWARD_BYTES, Layout, Partition
-from deltastore.ondisk.codecs import RAW
 from deltastore.ondisk.fidelity import CommitFidelity
 from deltastore.ondisk.pack import PackArray, PackCommit
-from deltastore.ondisk.records import BASE, DELTA, FULL, Check, CommitRecord, LayerRecord, encode_record, now
-from deltastore.parallel import TAKEN_AT_ONCE, run_before
+from deltastore.ondisk.records import BASE, DELTA, Check, CommitRecord, LayerRecord, encode_record, now
+from deltastore.parallel import TAKEN_AHEAD, run_before
 from deltastore.patch import diff
 
 COPIES = 6
@@ -75,17 +74,12 @@ class StreamedCommit:
     def _make(self, partition: Partition) -> _Made:
         values = _filled(partition, self.state.read)
         if self.parent is None or self.state.read_parent is None:
-            return _Made(self._full(partition, values), None)
+            return _Made(full_layer(partition, values, self.codec, self.order.id), None)
         check = covered_crc(values, self.phase)
         old = self.parent.by_id.get(partition.id)
         if old is None or (old.dtype, old.length) != (partition.dtype, partition.length):
-            return _Made(self._full(partition, values), check)
+            return _Made(full_layer(partition, values, self.codec, self.order.id), check)
         return _Made(choose_layer(partition, values, _filled(old, self.state.read_parent), self.order.id), check)
-
-    def _full(self, partition: Partition, values: np.ndarray) -> FullLayer | EncodedLayer:
-        layer = full_layer(partition, values, self.codec, self.order.id)
-        # Raw chunks are only summed: here, while what was made before is written.
-        return encode_layer(partition, FULL, {"data": values}, RAW, self.order.id) if layer.codec == RAW else layer
 
     def finish(self) -> tuple[CommitRecord, PackCommit]:
         """Return record and pack entry; the arrays must have been consumed before."""
@@ -132,4 +126,4 @@ def stream_commit(
 
 def needed_bytes(state_bytes: int) -> int:
     """Return how much memory it takes at most to stream a state, beside what its tensors take to be read."""
-    return COPIES * min(state_bytes, TAKEN_AT_ONCE * BACKWARD_BYTES)
+    return COPIES * min(state_bytes, TAKEN_AHEAD * BACKWARD_BYTES)

@@ -9,10 +9,6 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from deltastore.errors import Backend, InvalidInput, NotFound
-from deltastore.tiers.posix import PosixOps
-
-_OPS = PosixOps()
-_WORTH_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -60,12 +56,10 @@ def atomic_file(path: str) -> Iterator[BinaryIO]:
 
 def write_at(file: BinaryIO, offset: int, content: bytes | memoryview) -> None:
     """Write at a place of a file, all of it: a single call may write less than it was given."""
-    left, start = memoryview(content), offset
+    left = memoryview(content)
     while left:
         count = os.pwrite(file.fileno(), left, offset)
         left, offset = left[count:], offset + count
-    if offset - start >= _WORTH_BYTES:  # the disk works meanwhile, and the sync at the end finds little left to do
-        _OPS.start_writeback(file.fileno(), start, offset - start)
 
 
 def sync_folder(folder: str) -> None:

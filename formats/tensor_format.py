@@ -16,7 +16,7 @@ from deltastore.parallel import threads
 from deltastore.types import Path
 
 MOST_PARTITION_BYTES = 32 << 20
-"""A partition of a store: of those that the threads read at once two sets are in memory, and what decodes them."""
+"""A partition of a store: a thread that reads one holds a few."""
 
 
 def restore(found: Found, *, nested: bool) -> Contents:
@@ -70,4 +70,4 @@ class TensorFormat:
 
 def needed_bytes(contents: Contents) -> int:
     """Return about how much memory it takes to go through contents tensor by tensor."""
-    return 2 * contents.largest_bytes + 4 * threads() * MOST_PARTITION_BYTES
+    return 2 * contents.largest_bytes + 3 * threads() * MOST_PARTITION_BYTES
