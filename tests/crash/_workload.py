@@ -54,10 +54,12 @@ def run(
             store.tag(name, tagged, move=True)
             notes.tagged(name, last[0])
         tag = f"c{serial}" if 0.3 < action < 0.4 else None
-        if tag is not None:
-            notes.try_tag(tag, serial)
         step += rng.random() > 0.1
         notes.submit(serial, step)
+        if (
+            tag is not None
+        ):  # after the serial is used up: who is killed in between leaves no tag to the next one's commit
+            notes.try_tag(tag, serial)
         handle = store.commit(step, make_state(seed, serial, scale=scale), tag=tag, metrics={"serial": serial})
         notes.handed_over(serial, handle)
         last = serial, handle
