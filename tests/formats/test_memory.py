@@ -19,6 +19,11 @@ TENSORS, TENSOR_BYTES = 75, 4 << 20
 ALLOWED = 128 << 20
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
+NAMES = [
+    *(pytest.param(name, marks=() if name == "safetensors" else pytest.mark.soak) for name in TENSOR_FORMATS),
+    "pt",
+]
+"""Of every format in make soak; a process for each, minutes in all."""
 
 
 def grown(verb: str, *paths: Path) -> int:
@@ -38,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*TENSOR_FORMATS, "pt"])
+@pytest.mark.parametrize("name", NAMES)
 def test_export_takes_a_few_tensors(source: Path, tmp_path: Path, name: str) -> None:
     target = tmp_path / f"x.{TENSOR_FORMATS.get(name, name)}"
     told = formats.target_format(str(target)).converter.needed_bytes({"w": torch.ones(1 << 20)}, formats.Options())
@@ -46,7 +51,7 @@ def test_export_takes_a_few_tensors(source: Path, tmp_path: Path, name: str) -> 
     assert took < min(told, ALLOWED + (64 << 20))
 
 
-@pytest.mark.parametrize("name", TENSOR_FORMATS)
+@pytest.mark.parametrize("name", NAMES[:-1])
 def test_from_file_to_file_takes_a_few_tensors(source: Path, tmp_path: Path, name: str) -> None:
     there, back = tmp_path / f"x.{TENSOR_FORMATS[name]}", tmp_path / "back.safetensors"
     took = grown("convert", source / "source.safetensors", there)
@@ -56,7 +61,7 @@ def test_from_file_to_file_takes_a_few_tensors(source: Path, tmp_path: Path, nam
     assert back.stat().st_size >= TENSORS * TENSOR_BYTES
 
 
-@pytest.mark.parametrize("name", [*TENSOR_FORMATS, "pt"])
+@pytest.mark.parametrize("name", NAMES)
 def test_import_takes_a_few_partitions(source: Path, tmp_path: Path, name: str) -> None:
     file = tmp_path / f"x.{TENSOR_FORMATS.get(name, name)}"
     formats.save(formats.open_contents(source / "source.safetensors"), file)
