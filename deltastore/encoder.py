@@ -173,21 +173,43 @@ def encode_commit(
     if kind == DELTA and repeats and same_layout and not changes:
         return None
     blob, digest = chain.encoded_layout(staged.layout)
-    fields = {
+    fields = record_fields(
+        chain,
+        order,
+        epoch=epoch,
+        session=session,
+        layout=digest,
+        values={"full": staged.document} if kind == BASE else {"patch": ops},
+        fidelity=encoded.fidelity,
+    )
+    fields["check"] = None if kind == BASE else _check(staged.layout, encoded.rec, chain.sequence)
+    layouts = {} if kind == DELTA and same_layout else {digest: blob}
+    return EncodedCommit(order.id, order.step, kind, encoded.layers, layouts, fields, encoded.rec, encoded.predictions)
+
+
+def record_fields(
+    chain: ChainState,
+    order: CommitOrder,
+    *,
+    epoch: int,
+    session: str,
+    layout: str,
+    values: dict[str, Json],
+    fidelity: CommitFidelity,
+) -> dict[str, Any]:
+    """Return what the record of a commit that follows the chain holds beside its layers and their check."""
+    return {
         "epoch": epoch,
         "sequence": chain.sequence,
         "session": session,
         "created": now(),
         "parent": chain.parent,
-        "lineage": chain.earlier if kind == BASE else (),
-        "layout": digest,
-        "values": {"full": staged.document} if kind == BASE else {"patch": ops},
-        "check": None if kind == BASE else _check(staged.layout, encoded.rec, chain.sequence),
-        "fidelity": encoded.fidelity,
+        "lineage": chain.earlier if "full" in values else (),
+        "layout": layout,
+        "values": values,
+        "fidelity": fidelity,
         "metrics": order.metrics,
     }
-    layouts = {} if kind == DELTA and same_layout else {digest: blob}
-    return EncodedCommit(order.id, order.step, kind, encoded.layers, layouts, fields, encoded.rec, encoded.predictions)
 
 
 def _encode_delta(chain: ChainState, staged: StagedState, order: CommitOrder, codec: str) -> EncodedLayers:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 
 from deltastore.buffers import Buffers
 from deltastore.errors import Backend, Corruption, NotFound
 from deltastore.history.catalog import CatalogEntry
-from deltastore.history.chain import Chain, open_chain
+from deltastore.history.chain import Chain
 from deltastore.history.lineage import chain_entries
 from deltastore.history.push import push
 from deltastore.nearest import Nearest
-from deltastore.sources import PackSource, read_all
 from deltastore.tiers.base import Tier
 from deltastore.view import View
 
@@ -29,7 +27,7 @@ def meet(views: Sequence[View], target: Tier, session: str) -> list[str]:
     silent: list[str] = []
     for view in views:
         try:
-            _copy(view, target, session, frozenset())
+            push(view.packs.tier, target, session, only=frozenset())
         except NotFound:
             continue  # nothing was pushed there yet
         except Backend as error:
@@ -68,12 +66,8 @@ def fetch(nearest: Nearest, views: Sequence[View], local: View, ref: int | str, 
 def _fetch_chain(view: View, entry: CatalogEntry, local: View, session: str) -> None:
     chain = [member.id for member in chain_entries(view.catalog, entry)]
     log.info("step %d is fetched from %s: %d commits", entry.step, view.packs.tier.url, len(chain))
-    _copy(view, local.packs.tier, session, frozenset(chain))
+    push(view.packs.tier, local.packs.tier, session, only=frozenset(chain))
     local.refresh()
-
-
-def _copy(view: View, target: Tier, session: str, only: AbstractSet[str]) -> None:
-    push(view.packs.tier, target, session, only=only)
 
 
 def read_elsewhere(views: Sequence[View], entry: CatalogEntry) -> tuple[Chain, Buffers] | None:
@@ -81,10 +75,9 @@ def read_elsewhere(views: Sequence[View], entry: CatalogEntry) -> tuple[Chain, B
     for view in views:
         try:
             view.look()
-            other = view.catalog.by_id.get(entry.id)
-            if other is not None and other.ref == entry.ref:
-                chain = open_chain(view.packs, view.catalog, other)
-                return chain, read_all(PackSource(view.packs, chain), chain.layout)
+            other = view.copy_of(entry)
+            if other is not None:
+                return view.read_whole(other)
         except (Backend, Corruption, NotFound) as error:
             log.warning("%s cannot help: %s", view.packs.tier.url, error)
     return None

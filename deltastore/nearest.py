@@ -160,8 +160,8 @@ class _FallingSource:
                 return
             while self._views:
                 view = self._views.pop(0)
-                entry = view.catalog.by_id.get(self._entry.id)
-                if entry is not None and entry.ref == self._entry.ref:
+                entry = view.copy_of(self._entry)
+                if entry is not None:
                     log.warning("read from %s instead: %s", view.packs.tier.url, error)
                     self._source = view.source(entry)
                     return

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from deltastore.errors import Backend, Corruption, DeltaStoreError, NotFound
 from deltastore.handle import Commit
 from deltastore.history.catalog import CatalogEntry
-from deltastore.history.chain import open_chain
-from deltastore.sources import PackSource, read_all
 from deltastore.view import View
 
 
@@ -89,8 +87,7 @@ def _reach(view: View) -> Reach:
 def _fault(view: View, entry: CatalogEntry) -> str | None:
     """Return why a commit cannot be read, None if every byte of its chain is right."""
     try:
-        chain = open_chain(view.packs, view.catalog, entry)
-        read_all(PackSource(view.packs, chain), chain.layout)
+        view.read_whole(entry)
     except (Backend, Corruption, NotFound) as error:
         return _short(error)
     return None

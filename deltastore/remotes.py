@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,17 +95,12 @@ class Remote:
                 self._tell(STOP)
                 log.error("%s does not have all commits: %s", self.tier.url, self.error or "it is too slow")
             return
-        process = self._process
-        if process is not None and process.stdin is not None:
-            _quietly(process.stdin.close)
+        _close(self._process)
 
     def _tell(self, command: str) -> None:
         if self._mover is not None:
             self._mover.commands.put(command)
-        process = self._process
-        if process is not None and process.stdin is not None:
-            stdin = process.stdin
-            _quietly(lambda: (stdin.write(command + "\n"), stdin.flush()))
+        _send(self._process, command)
 
     def _hear(self, facts: dict[str, Any]) -> None:
         with self._changed:
@@ -121,13 +117,12 @@ class Remote:
         while silent < RESTARTS:
             has_told = False
             with self._launch() as self._process:
-                if self._is_ending and self._process.stdin is not None:
-                    _quietly(self._process.stdin.close)
+                if self._is_ending:
+                    _close(self._process)
                 for line in self._process.stdout or ():
                     has_told = True
                     self._hear(json.loads(line))
-                if self._process.stdin is not None:
-                    _quietly(self._process.stdin.close)  # what was written to it may be lost with the process
+                _close(self._process)  # what was written to it may be lost with the process
             if self._is_ending or self.is_lost:
                 return
             silent = 0 if has_told else silent + 1
@@ -157,9 +152,7 @@ class Remote:
             "lag_seconds": self._lag_seconds,
             "pack_bytes": PACK_BYTES,
         }
-        stdin = process.stdin
-        if stdin is not None:
-            _quietly(lambda: (stdin.write(json.dumps(order) + "\n"), stdin.flush()))
+        _send(process, json.dumps(order))
         return process
 
 
@@ -261,12 +254,12 @@ class Remotes:
     def excess(self, local_bytes: int) -> str | None:
         """Return which of the user's limits is passed, None where all are kept."""
         limits = self._limits
-        there = self.everywhere()
         with self._changed:
             waiting = list(self._waiting)
-        settled = [commit for commit in waiting if commit in there or not self._is_known(commit)]  # or pruned here
+            settled = [commit for commit in waiting if all(commit in remote.present for remote in self.all)]
+        pruned = [commit for commit in waiting if not self._is_known(commit)]
         with self._changed:
-            for commit in settled:
+            for commit in [*settled, *pruned]:
                 self._waiting.pop(commit, None)
             count = len(self._waiting)
             age = time.monotonic() - next(iter(self._waiting.values()), time.monotonic())
@@ -311,9 +304,25 @@ def _for_a_process(source: Tier, place: RemotePlace) -> bool:
     return not any(tier.url.startswith("memory://") for tier in (source, place.tier))
 
 
-def _quietly(action: Callable[[], object]) -> None:
-    """Do something with the pipe of a process that may have ended."""
+def _send(process: subprocess.Popen[str] | None, line: str) -> None:
+    """Write a line to a mover, which may have ended."""
+    if process is not None and process.stdin is not None:
+        with _quietly():
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+
+
+def _close(process: subprocess.Popen[str] | None) -> None:
+    """Let a mover know that no more comes."""
+    if process is not None and process.stdin is not None:
+        with _quietly():
+            process.stdin.close()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Let pass what the pipe of a process that has ended says."""
     try:
-        action()
+        yield
     except (OSError, ValueError) as error:
         log.debug("a mover has ended: %s", error)

@@ -41,7 +41,7 @@ from deltastore.reader import State
 from deltastore.recording import Recording, check_step
 from deltastore.recovery import Reach, Recovery
 from deltastore.remotes import RemotePlace
-from deltastore.sources import BufferSource, PackSource, read_all
+from deltastore.sources import BufferSource, PackSource
 from deltastore.tiers.base import Tier
 from deltastore.view import View
 from deltastore.writer import Written
@@ -480,8 +480,7 @@ class Store:
                 raise error  # a newer deltastore went on from here: what is the latest only that one can tell
         while True:
             try:
-                chain = open_chain(self._view.packs, self._view.catalog, entry)
-                return entry, chain, read_all(PackSource(self._view.packs, chain), chain.layout), True
+                return entry, *self._view.read_whole(entry), True
             except Corruption as error:
                 found = self._further.read_elsewhere(entry)
                 if found is not None:

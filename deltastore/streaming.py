@@ -11,14 +11,14 @@ import numpy as np
 from deltastore.buffers import Fill, StreamedState
 from deltastore.deltas import FullLayer, full_layer
 from deltastore.dtypes import storage_dtype
-from deltastore.encoder import ChainState, CommitOrder
+from deltastore.encoder import ChainState, CommitOrder, record_fields
 from deltastore.layers.checks import covered_crc
 from deltastore.layers.encoded import EncodedLayer
 from deltastore.layers.exact import choose_layer
 from deltastore.layout import BACKWARD_BYTES, Layout, Partition
 from deltastore.ondisk.fidelity import CommitFidelity
 from deltastore.ondisk.pack import PackArray, PackCommit
-from deltastore.ondisk.records import BASE, DELTA, Check, CommitRecord, LayerRecord, encode_record, now
+from deltastore.ondisk.records import BASE, DELTA, Check, CommitRecord, LayerRecord, encode_record
 from deltastore.parallel import TAKEN_AHEAD, run_before
 from deltastore.patch import diff
 
@@ -108,18 +108,15 @@ def stream_commit(
     """Return the commit of a streamed state: a delta where its parent can be read and the layout goes on from it."""
     is_base = order.base or state.fresh or state.read_parent is None
     blob, digest = chain.encoded_layout(state.layout)
-    fields = {
-        "epoch": epoch,
-        "sequence": chain.sequence,
-        "session": session,
-        "created": now(),
-        "parent": chain.parent,
-        "lineage": chain.earlier if is_base else (),
-        "layout": digest,
-        "values": {"full": state.document} if is_base else {"patch": diff(chain.document, state.document)},
-        "fidelity": CommitFidelity(),
-        "metrics": order.metrics,
-    }
+    fields = record_fields(
+        chain,
+        order,
+        epoch=epoch,
+        session=session,
+        layout=digest,
+        values={"full": state.document} if is_base else {"patch": diff(chain.document, state.document)},
+        fidelity=CommitFidelity(),
+    )
     layouts = {digest: blob} if is_base or state.layout is not chain.layout else {}
     return StreamedCommit(state, order, codec, None if is_base else chain.layout, chain.sequence, layouts, fields)
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
+from deltastore.buffers import Buffers
 from deltastore.document import plain_value
 from deltastore.errors import Corruption, DeltaStoreError, NotFound
 from deltastore.fidelity import Fidelity
@@ -20,7 +21,7 @@ from deltastore.history.packs import Packs
 from deltastore.history.tags import read_tags
 from deltastore.ondisk.fidelity import check_tensors
 from deltastore.reader import State
-from deltastore.sources import GuardedSource, PackSource, PartitionSource
+from deltastore.sources import GuardedSource, PackSource, PartitionSource, read_all
 from deltastore.tiers.base import Tier
 from deltastore.types import Json
 
@@ -123,6 +124,16 @@ class View:
             chain = self._chain(entry)
             source: PartitionSource = PackSource(self.packs, chain)
             return self.state(chain, source if others is None else others.guard(source, entry), entry)
+
+    def read_whole(self, entry: CatalogEntry) -> tuple[Chain, Buffers]:
+        """Return a commit with all its partitions, every byte checked."""
+        chain = open_chain(self.packs, self.catalog, entry)
+        return chain, read_all(PackSource(self.packs, chain), chain.layout)
+
+    def copy_of(self, entry: CatalogEntry) -> CatalogEntry | None:
+        """Return the same commit, as this tier has it; None if it does not."""
+        found = self.catalog.by_id.get(entry.id)
+        return found if found is not None and found.ref == entry.ref else None
 
     def source(self, entry: CatalogEntry) -> PartitionSource:
         """Return where the elements of a commit are."""

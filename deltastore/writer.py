@@ -285,9 +285,7 @@ class Writer:
             return
         ready = time.monotonic()
         record, written = self._publish(encoded)
-        work = Work(
-            begun - job.submitted, ready - begun, time.monotonic() - ready, _predicted_shares(record, staged.layout)
-        )
+        work = _work_of(job, begun, ready, record)
         free = advance(self._chain, staged, encoded, record, written.entry.ref.digest, written.pack_bytes)
         if free is not None:
             self._pool.give(staged.layout, free)
@@ -306,9 +304,7 @@ class Writer:
         )
         ready = time.monotonic()
         record, written = self._publish(commit)
-        work = Work(
-            begun - job.submitted, ready - begun, time.monotonic() - ready, _predicted_shares(record, state.layout)
-        )
+        work = _work_of(job, begun, ready, record)
         self._chain.advance(record, written.entry.ref.digest, written.pack_bytes, state.layout, state.document)
         self._chain.rec = None  # nobody has it in memory
         self._settle(job, written, work)
@@ -443,6 +439,13 @@ class Writer:
             for other in failed:
                 other.handle._fail(failure)
             self._state.notify_all()
+
+
+def _work_of(job: Job, begun: float, ready: float, record: CommitRecord) -> Work:
+    """Return what a commit took that was durable right now."""
+    durable = time.monotonic()
+    shares = _predicted_shares(record, job.staged.layout)
+    return Work(begun - job.submitted, ready - begun, durable - ready, shares)
 
 
 def _predicted_shares(record: CommitRecord, layout: Layout) -> dict[str, float]:
