@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from deltastore.buffers import Buffers
 from deltastore.config import Retention, TierLimits
-from deltastore.errors import Backend
+from deltastore.errors import Backend, DeltaStoreError
 from deltastore.fetching import fetch, meet, read_elsewhere
 from deltastore.history.catalog import CatalogEntry
 from deltastore.history.chain import Chain
-from deltastore.history.lineage import newest_complete
+from deltastore.history.lineage import newest_complete, whole_ids
 from deltastore.history.retention import delete_commits, plan_prune
 from deltastore.nearest import Nearest
 from deltastore.recovery import Reach, Recovery, reaches, survey
@@ -60,15 +60,35 @@ class Further:
 
     def _make_room(self, follows: str | None) -> int:
         """Return what the local packs take, after deleting what every further tier has if that is too much."""
-        with self._here.lock:
-            catalog, limit = self._here.catalog, self._limits.max_local_bytes
-            if limit is not None and sum(catalog.packs.values()) > limit:
-                pinned = (catalog.by_id.keys() - self.remotes.everywhere()) | ({follows} if follows else set())
-                doomed = plan_prune(catalog, pinned, Retention(1))
+        if self._plan_freeing(follows, self.remotes.everywhere()):
+            held = self.remotes.everywhere() & self._held_everywhere()
+            with self._here.lock:
+                doomed = self._plan_freeing(follows, held)
                 if doomed:
                     log.info("%d commits are freed here, their copies are read from now on", len(doomed))
-                    delete_commits(self._here.packs, catalog, doomed)
-            return sum(catalog.packs.values())
+                    delete_commits(self._here.packs, self._here.catalog, doomed)
+        with self._here.lock:
+            return sum(self._here.catalog.packs.values())
+
+    def _plan_freeing(self, follows: str | None, held: frozenset[str]) -> list[CatalogEntry]:
+        """Return what is to be deleted here, of the commits that all further tiers have; the newest chain stays."""
+        with self._here.lock:
+            catalog, limit = self._here.catalog, self._limits.max_local_bytes
+            if limit is None or sum(catalog.packs.values()) <= limit:
+                return []
+            return plan_prune(catalog, (catalog.by_id.keys() - held) | ({follows} if follows else set()), Retention(1))
+
+    def _held_everywhere(self) -> frozenset[str]:
+        """Return which commits all further tiers list right now: somebody may have pruned one since they arrived."""
+        held = []
+        for view in self._views:
+            try:
+                view.refresh()
+            except DeltaStoreError as error:
+                log.warning("nothing is freed here, since %s does not answer: %s", view.packs.tier.url, error)
+                return frozenset()
+            held.append(whole_ids(view.catalog))
+        return frozenset(set.intersection(*map(set, held)))
 
     def meet(self, session: str) -> list[str]:
         """Take over what the tiers claim; return the URLs of those that do not answer."""

@@ -69,6 +69,9 @@ class FurtherTiers(Protocol):
     def has(self, tier: str, commit: str | None) -> bool:
         """Return whether a tier has a commit and its chain."""
 
+    def is_broken(self, commit: str | None) -> bool:
+        """Return whether a commit can never be brought there, since it or its chain is damaged at the root."""
+
     def wait(self, tier: str, commit: str, timeout: float | None) -> None:
         """Wait until it does."""
 

@@ -23,13 +23,13 @@ from deltastore.errors import Conflict, DeltaStoreError, NotFound
 from deltastore.history.flush import PACK_BYTES
 from deltastore.history.push import push
 from deltastore.ondisk.names import PACKS, parse_pack_name
-from deltastore.tiers.base import Tier
+from deltastore.tiers.base import FileInfo, Tier
 from deltastore.urls import is_remote, open_tier
 
 log = logging.getLogger("deltastore")
 
 FLUSH = "flush"
-"""Push now."""
+"""Push now; a number behind it is told with the report of the push that begins after it."""
 END = "end"
 """Push what is there, then end."""
 STOP = "stop"
@@ -37,6 +37,8 @@ STOP = "stop"
 
 STDOUT = 1
 POLL_SECONDS = 0.25
+LISTING_SHARE = 0.05
+"""Of its time at most, a mover that has nothing to do lists packs."""
 LAG_SECONDS = 60.0
 """How long commits wait for more of them, to be merged into one pack, where the user sets no limit."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
@@ -54,7 +56,9 @@ class Mover:
     ----------
     report : callable
         Called after each attempt with ``commits``, ids that are known to be there since the last report, whole chains
-        only, and ``error``, None or what went wrong; ``is_final`` says that no further attempt can help.
+        only; ``broken``, what is wrong with each that cannot be moved; ``answered``, the last number that came with a
+        flush before the attempt, None where that failed; ``error``, None or what went wrong; ``is_final`` says that no
+        further attempt can help.
     lag_seconds : float
         How old a commit may become before it is pushed.
     pack_bytes : int
@@ -69,6 +73,7 @@ class Mover:
         *,
         lag_seconds: float = LAG_SECONDS,
         pack_bytes: int = PACK_BYTES,
+        asked: int = 0,
     ) -> None:
         self.commands: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._source = source
@@ -76,15 +81,17 @@ class Mover:
         self._report = report
         self._lag_seconds = lag_seconds
         self._pack_bytes = pack_bytes
+        self._asked = asked
         self._told: set[str] = set()
         self._pushed: set[str] = set()
         self._waiting_since: float | None = None
+        self._listing_seconds = 0.0
 
     def run(self) -> None:
         """Push until the end is asked for; a damaged place is reported, and does not stop it."""
         is_wanted, ends_at, pause = True, None, FIRST_PAUSE_SECONDS  # at first: what an earlier writer left
         while True:
-            command = self._command(0.0 if is_wanted else POLL_SECONDS)
+            command = self._command(0.0 if is_wanted else max(POLL_SECONDS, self._listing_seconds / LISTING_SHARE))
             if command == STOP:
                 return
             if command == END:
@@ -102,9 +109,12 @@ class Mover:
 
     def _command(self, seconds: float) -> str | None:
         try:
-            return self.commands.get(timeout=seconds) if seconds else self.commands.get_nowait()
+            command = self.commands.get(timeout=seconds) if seconds else self.commands.get_nowait()
         except queue.Empty:
             return None
+        word, _, number = command.partition(" ")
+        self._asked = max(self._asked, int(number or 0))
+        return word
 
     def _wait(self, seconds: float) -> None:
         """Wait, but not after somebody asked for something."""
@@ -123,12 +133,15 @@ class Mover:
         is_old = now - self._waiting_since >= self._lag_seconds
         return is_old or sum(info.size for info in waiting) >= self._pack_bytes
 
-    def _packs(self) -> list[Any]:
+    def _packs(self) -> list[FileInfo]:
+        begun = time.monotonic()
         try:
             return [info for info in self._source.list(PACKS) if parse_pack_name(info.name)]
         except DeltaStoreError as error:
             log.debug("the packs that wait cannot be listed: %s", error)
             return []
+        finally:
+            self._listing_seconds = time.monotonic() - begun
 
     def _has_store(self) -> bool:
         try:
@@ -138,11 +151,11 @@ class Mover:
 
     def _push(self) -> bool | None:
         """Push everything; return whether that succeeded, None if it never will."""
-        before = {info.name for info in self._packs()}
+        asked, before = self._asked, {info.name for info in self._packs()}
         try:
             found = push(self._source, self._target, secrets.token_hex(8), pack_bytes=self._pack_bytes)
         except Conflict as error:
-            self._report({"commits": [], "error": str(error), "is_final": True})
+            self._report(failed(str(error), is_final=True))
             return None
         except DeltaStoreError as error:
             if isinstance(error, NotFound):
@@ -150,12 +163,25 @@ class Mover:
                     return True  # nothing is committed yet, or the machine lost its disk
                 log.debug("retention was faster: %s", error)
                 return False
-            self._report({"commits": [], "error": str(error), "is_final": False})
+            self._report(failed(str(error)))
             return False
         self._pushed, self._waiting_since = before, None
-        self._report({"commits": sorted(found.present - self._told), "error": None, "is_final": False})
+        self._report(
+            {
+                "commits": sorted(found.present - self._told),
+                "broken": dict(found.broken),
+                "answered": asked,
+                "error": None,
+                "is_final": False,
+            }
+        )
         self._told |= found.present
         return True
+
+
+def failed(error: str, *, is_final: bool = False) -> dict[str, Any]:
+    """Return the report of an attempt that failed."""
+    return {"commits": [], "broken": {}, "answered": None, "error": error, "is_final": is_final}
 
 
 def main() -> None:
@@ -170,7 +196,8 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the training may be gone
             os.write(STDOUT, json.dumps(facts).encode() + b"\n")
 
-    mover = Mover(source, target, report, lag_seconds=order["lag_seconds"], pack_bytes=order["pack_bytes"])
+    limits = {name: order[name] for name in ("lag_seconds", "pack_bytes", "asked")}
+    mover = Mover(source, target, report, **limits)
 
     def listen() -> None:
         for line in sys.stdin:

@@ -182,7 +182,8 @@ class Recording:
         described: dict[str, Json],
         token: object,
     ) -> Handle:
-        is_base = tag is not None or self._kept(step)
+        is_lost = self._further is not None and self._further.is_broken(self._writer.parent)
+        is_base = tag is not None or self._kept(step) or is_lost
         order = CommitOrder(
             new_commit_id(),
             step,

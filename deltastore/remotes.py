@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from deltastore.config import TierLimits
-from deltastore.errors import Backend, Timeout
+from deltastore.errors import Backend, Corruption, Timeout
 from deltastore.history.flush import PACK_BYTES
-from deltastore.mover import END, FLUSH, LAG_SECONDS, STOP, Mover
+from deltastore.mover import END, FLUSH, LAG_SECONDS, STOP, Mover, failed
 from deltastore.tiers.base import Tier
 
 log = logging.getLogger("deltastore")
@@ -49,6 +49,12 @@ class Remote:
         self.tier = place.tier
         self.present: set[str] = set()
         """Ids of the commits that it has, each with its whole chain."""
+        self.broken: dict[str, str] = {}
+        """What is wrong with each commit that cannot be brought there."""
+        self.asked = 0
+        """How often it was asked for a push."""
+        self.answered = 0
+        """Up to which of these everything that was at the root then is `present`, or never will be."""
         self.error: str | None = None
         """What the last attempt failed with."""
         self.is_lost = False
@@ -79,9 +85,17 @@ class Remote:
         self._thread = threading.Thread(target=target, name=f"deltastore-{self.name}", daemon=True)
         self._thread.start()
 
-    def flush(self) -> None:
-        """Ask for a push now; it goes on in the background."""
-        self._tell(FLUSH)
+    def flush(self) -> int:
+        """Ask for a push now, which goes on in the background; return which `answered` says that it has come."""
+        with self._changed:
+            self.asked += 1
+            asked = self.asked
+        self._tell(f"{FLUSH} {asked}")
+        return asked
+
+    def reason(self, commit: str) -> str:
+        """Return why a commit cannot be brought here."""
+        return self.broken.get(commit) or f"{self._source.url} holds it damaged, or not any more"
 
     def end(self) -> None:
         """Let the mover push what there is, then end; one of its own process does that by itself."""
@@ -105,6 +119,9 @@ class Remote:
     def _hear(self, facts: dict[str, Any]) -> None:
         with self._changed:
             self.present.update(facts["commits"])
+            if facts["answered"] is not None:
+                self.answered = max(self.answered, facts["answered"])
+                self.broken = facts["broken"]
             if facts["error"] is not None and facts["error"] != self.error:
                 log.warning("%s does not take commits at present: %s", self.tier.url, facts["error"])
             self.error = facts["error"]
@@ -128,9 +145,7 @@ class Remote:
             silent = 0 if has_told else silent + 1
             log.warning("the mover to %s ended with %s: it is started again", self.tier.url, self._process.returncode)
             time.sleep(RESTART_SECONDS)
-        self._hear(
-            {"commits": [], "error": f"its mover ends before it does anything, {RESTARTS} times", "is_final": True}
-        )
+        self._hear(failed(f"its mover ends before it does anything, {RESTARTS} times", is_final=True))
 
     def _launch(self) -> subprocess.Popen[str]:
         # A session of its own: neither Ctrl-C nor the end of a job's process group takes it before all is pushed.
@@ -151,9 +166,19 @@ class Remote:
             "storage_options": self._place.options,
             "lag_seconds": self._lag_seconds,
             "pack_bytes": PACK_BYTES,
+            "asked": self.asked,
         }
         _send(process, json.dumps(order))
         return process
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A commit that is only local."""
+
+    since: float
+    due: Mapping[str, int]
+    """By tier: the first push that is asked for after it became durable."""
 
 
 class Remotes:
@@ -173,8 +198,10 @@ class Remotes:
         self._is_known = is_known
         lag = LAG_SECONDS if limits.max_lag_seconds is None else limits.max_lag_seconds / 2
         self.all = [Remote(place, source, lag, self._changed) for place in places]
-        self._waiting: OrderedDict[str, float] = OrderedDict()
-        """Commits of this session that a tier lacks, with the time when they became durable here."""
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        """Commits of this session that a tier lacks."""
+        self._lost: set[str] = set()
+        """Commits of this session that a tier will never have."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -204,12 +231,18 @@ class Remotes:
         """Remember a commit that is durable here."""
         if self.all:
             with self._changed:
-                self._waiting[commit] = time.monotonic()
+                due = {remote.name: remote.asked + 1 for remote in self.all}
+                self._waiting[commit] = _Waiting(time.monotonic(), due)
 
     def has(self, tier: str, commit: str | None) -> bool:
         """Return whether a tier has a commit and its chain."""
         with self._changed:
             return commit in self.named(tier).present
+
+    def is_broken(self, commit: str | None) -> bool:
+        """Return whether a commit cannot be moved, since it is damaged or gone here, or what it needs is."""
+        with self._changed:
+            return commit in self._lost or any(commit in remote.broken for remote in self.all)
 
     def wait(self, tier: str, commit: str, timeout: float | None) -> None:
         """Wait until a tier has a commit; it is pushed at once.
@@ -220,17 +253,26 @@ class Remotes:
             The time is over; it goes on.
         Backend
             The tier will never have it: it holds another store, or retention has deleted the commit here before.
+        Corruption
+            Nor here: it is damaged at the root, or its chain is.
         """
         remote = self.named(tier)
         end = None if timeout is None else time.monotonic() + timeout
         remote.start()
-        remote.flush()
+        asked = remote.flush()
         while not self._arrives(remote, commit, end, timeout):
             # Not while the condition is held: the writer takes it while it holds the lock of the view.
             if not self._is_known(commit) and not self.has(tier, commit):
                 raise Backend(
                     f"commit {commit[:12]} was deleted by retention before {remote.tier.url} had it; keep more "
                     "commits (retention), or wait earlier",
+                    url=remote.tier.url,
+                )
+            if remote.answered >= asked and not self.has(tier, commit):
+                raise Corruption(
+                    f"{remote.tier.url} cannot have commit {commit[:12]}: {remote.reason(commit)}; the next commit "
+                    "stores the whole state again",
+                    commit=commit,
                     url=remote.tier.url,
                 )
 
@@ -256,13 +298,13 @@ class Remotes:
         limits = self._limits
         with self._changed:
             waiting = list(self._waiting)
-            settled = [commit for commit in waiting if all(commit in remote.present for remote in self.all)]
         pruned = [commit for commit in waiting if not self._is_known(commit)]
         with self._changed:
-            for commit in [*settled, *pruned]:
+            for commit in pruned:
                 self._waiting.pop(commit, None)
+            self._settle()
             count = len(self._waiting)
-            age = time.monotonic() - next(iter(self._waiting.values()), time.monotonic())
+            age = max((time.monotonic() - waiting.since for waiting in self._waiting.values()), default=0.0)
         if limits.max_lag_steps is not None and count >= limits.max_lag_steps:
             return f"{count} commits are only local, max_lag_steps is {limits.max_lag_steps}"
         if limits.max_lag_seconds is not None and age > limits.max_lag_seconds:
@@ -271,6 +313,16 @@ class Remotes:
         if count and limits.max_local_bytes is not None and local_bytes > limits.max_local_bytes:
             return f"the local packs take {local_bytes:,} bytes, max_local_bytes is {limits.max_local_bytes:,}"
         return None
+
+    def _settle(self) -> None:
+        """Count no more what every tier has, or never will; the caller holds the condition."""
+        for commit, waiting in list(self._waiting.items()):
+            lacking = [remote for remote in self.all if commit not in remote.present]
+            if all(remote.answered >= waiting.due[remote.name] for remote in lacking):
+                del self._waiting[commit]
+                for remote in lacking:
+                    log.error("%s cannot have commit %s: %s", remote.tier.url, commit[:12], remote.reason(commit))
+                    self._lost.add(commit)
 
     def admit(self, local_bytes: Callable[[], int]) -> None:
         """Let a commit come in while the limits are kept; else wait for the movers, or fail, as the user chose.
@@ -282,6 +334,9 @@ class Remotes:
         """
         has_told = False
         while (excess := self.excess(local_bytes())) is not None:
+            for remote in self.all:
+                if remote.answered >= remote.asked:
+                    remote.flush()
             errors = "; ".join(f"{remote.tier.url}: {remote.error}" for remote in self.all if remote.error)
             fault = f"{excess}{'; ' + errors if errors else ''}"
             if not self._limits.wait or any(remote.is_lost for remote in self.all):
@@ -289,8 +344,6 @@ class Remotes:
             if not has_told:
                 log.warning("the training waits for its remote tier: %s", fault)
                 has_told = True
-                for remote in self.all:
-                    remote.flush()
             with self._changed:
                 self._changed.wait(0.5)
 

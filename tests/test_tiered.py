@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import deltastore
-from deltastore.errors import Backend, Conflict, InvalidInput, NotFound, Timeout
+from deltastore.errors import Backend, Conflict, Corruption, InvalidInput, NotFound, Timeout
 from deltastore.remotes import Remote
 from deltastore.store import Store
 
@@ -72,11 +72,15 @@ def packs(folder: Path) -> list[Path]:
 def damage(folder: Path) -> None:
     """Flip a byte of the first chunk of every pack."""
     for pack in packs(folder):
-        with pack.open("r+b") as file:
-            file.seek(4200)
-            byte = file.read(1)
-            file.seek(4200)
-            file.write(bytes([byte[0] ^ 1]))
+        damage_at(pack, 4200)
+
+
+def damage_at(pack: Path, offset: int) -> None:
+    with pack.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
 
 
 def test_commits_arrive_merged_and_are_waited_for(run: Run) -> None:
@@ -295,6 +299,76 @@ def test_a_limit_lets_the_training_wait(blocked: Run, caplog: pytest.LogCaptureF
         blocked.commit(store, 2).wait("remote", timeout=PATIENCE)
         assert remover.wait() == 0
     assert "the training waits for its remote tier" in caplog.text
+
+
+def flip(pack: Path) -> None:
+    damage_at(pack, 4200)
+
+
+def break_trailer(pack: Path) -> None:
+    damage_at(pack, pack.stat().st_size - 40)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "on_limit"),
+    [(flip, "wait"), (break_trailer, "fail"), (Path.unlink, "wait")],
+    ids=["chunk", "index", "gone"],
+)
+def test_what_is_broken_before_it_is_pushed_holds_up_nobody(
+    far: Run, break_it: Callable[[Path], None], on_limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with far.open(max_lag_steps=2, on_limit=on_limit) as store:
+        for step in range(2):
+            far.commit(store, step).wait("remote", timeout=PATIENCE)
+        known = set(packs(far.local))
+        broken = far.commit(store, 2)
+        broken.wait()
+        (pack,) = set(packs(far.local)) - known
+        break_it(pack)
+        with pytest.raises(Corruption, match=r"cannot have commit .* stores the whole state again"):
+            broken.wait("remote", timeout=PATIENCE)
+        after = far.commit(store, 3).wait("remote", timeout=PATIENCE)
+        assert after.kind == "base"
+        assert store.durable("remote") == 3
+        last = far.commit(store, 4).wait()
+        break_it(far.local / store._view.catalog.by_id[last.id].pack)
+        truth = dict(far.truth)
+        for step in range(5, 9):  # both limits are passed by the broken one and by what was built upon it
+
+            def admitted(step: int = step) -> bool:
+                try:
+                    far.commit(store, step).wait()
+                except Backend:  # on_limit="fail"
+                    return False
+                return True
+
+            until(admitted)
+            truth[step] = far.truth[step]
+        store.wait(8, tier="remote", timeout=PATIENCE)
+        assert store.durable("remote") == 8
+    assert "cannot have commit" in caplog.text
+    with deltastore.open(far.remote, "r") as alone:
+        found = [commit.step for commit in alone.commits()]
+        assert {0, 1, 3, 8} <= set(found)
+        assert not {2, 4} & set(found)
+        for step in found:
+            assert torch.equal(alone.at(step)["w"][...], truth[step])
+
+
+def test_nothing_is_freed_here_that_was_pruned_there(far: Run) -> None:
+    with far.open() as store:
+        for step in range(4):
+            store.set_restore_cost(1)
+            far.commit(store, step).wait("remote", timeout=PATIENCE)
+        with deltastore.open(far.remote, "a") as there:
+            assert there.prune(keep_last=1, dry_run=False).commits
+    with far.open(max_local_bytes=1) as store:
+        store.set_restore_cost(1)
+        far.commit(store, 4).wait("remote", timeout=PATIENCE)
+        with deltastore.open(far.remote, "a") as there:
+            assert there.prune(keep_last=1, dry_run=False).commits
+        far.commit(store, 5).wait("remote", timeout=PATIENCE)
+        far.check(store)
 
 
 def test_a_silent_tier_does_not_let_a_run_begin_anew(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from deltastore.config import as_integer
 from deltastore.errors import Corruption, InvalidInput, NotFound
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.ondisk.names import is_commit_prefix, parse_pack_name
+from deltastore.ondisk.records import BASE
 
 LATEST = "latest"
 _BACK = re.compile(r"latest~([0-9]{1,9})")
@@ -31,6 +32,15 @@ def newest_complete(catalog: Catalog) -> CatalogEntry | None:
             continue
         return entry
     return None
+
+
+def whole_ids(catalog: Catalog) -> frozenset[str]:
+    """Return the commits whose chains lie in packs that open; chunks are not looked at."""
+    whole: set[str] = set()
+    for entry in catalog.ordered():  # parents come first
+        if entry.kind == BASE or (entry.parent is not None and entry.parent.id in whole):
+            whole.add(entry.id)
+    return frozenset(whole)
 
 
 def chain_entries(catalog: Catalog, entry: CatalogEntry) -> list[CatalogEntry]:

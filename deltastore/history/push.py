@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deltastore.errors import (
     AlreadyExists,
@@ -23,13 +23,13 @@ from deltastore.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
+from deltastore.history.catalog import CatalogEntry, read_catalog, write_cache
 from deltastore.history.flush import PACK_BYTES, FlushPlan, plan_flush
+from deltastore.history.lineage import newest, whole_ids
 from deltastore.history.merge import MergedPack
 from deltastore.history.packs import Packs
 from deltastore.history.session import read_format
 from deltastore.ondisk.names import EPOCHS, FORMAT_FILE, TAGS, new_write_id, pack_name, parse_epoch_name, parse_tag_name
-from deltastore.ondisk.records import BASE
 from deltastore.tiers.base import Staged, Tier
 
 log = logging.getLogger("deltastore")
@@ -54,6 +54,8 @@ class PushReport:
     """The newest step that the other tier has now."""
     present: frozenset[str] = frozenset()
     """Ids of the commits that it has now with their whole chains."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Those of `held_back` by their ids: what is wrong with each."""
 
 
 def push(
@@ -89,10 +91,10 @@ def push(
         catalog, known = read_catalog(here), read_catalog(there)
         before = set(known.by_id)
         packs, moved = 0, 0
-        damaged: set[str] = set()
+        damaged: dict[str, str] = {}
         while True:
             unwanted: set[str] = set() if only is None else catalog.by_id.keys() - only
-            plan = plan_flush(catalog, known.by_id.keys(), damaged | unwanted, pack_bytes)
+            plan = plan_flush(catalog, known.by_id.keys(), damaged.keys() | unwanted, pack_bytes)
             sizes: list[int] = []
             try:
                 _move(here, there, plan, session, sizes, progress)
@@ -101,7 +103,7 @@ def push(
                 if "commit" not in error.fields:
                     raise
                 log.warning("a commit is damaged, it and what needs it are not moved: %s", error)
-                damaged.add(error.commit)
+                damaged[error.commit] = str(error)
             finally:
                 packs, moved = packs + len(sizes), moved + sum(sizes)
                 known = read_catalog(there, known)
@@ -109,24 +111,21 @@ def push(
         if packs:
             write_cache(there, known, session)
         target.end_session(session)
-    newest = max(known.by_id.values(), key=lambda entry: entry.order, default=None)
+    top = newest(known)
+    held_back = [entry for entry in plan.held_back if entry.id not in unwanted]
     return PushReport(
         len(known.by_id.keys() - before),
         packs,
         moved,
-        tuple(entry.step for entry in plan.held_back if entry.id not in unwanted),
-        None if newest is None else newest.step,
-        frozenset(_with_chains(known)),
+        tuple(entry.step for entry in held_back),
+        None if top is None else top.step,
+        whole_ids(known),
+        {entry.id: damaged.get(entry.id, _cut_off(entry, source)) for entry in held_back},
     )
 
 
-def _with_chains(catalog: Catalog) -> Iterator[str]:
-    """Yield the commits whose whole chains a tier has."""
-    whole: set[str] = set()
-    for entry in catalog.ordered():  # parents come first
-        if entry.kind == BASE or (entry.parent is not None and entry.parent.id in whole):
-            whole.add(entry.id)
-            yield entry.id
+def _cut_off(entry: CatalogEntry, source: Tier) -> str:
+    return f"step {entry.step} (commit {entry.id[:12]}) needs a commit that {source.url} holds damaged, or not at all"
 
 
 def _copy_format(source: Tier, target: Tier, store: str, session: str) -> None:
