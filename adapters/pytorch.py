@@ -17,22 +17,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from deltastore.adapters._interval import make_interval
-from deltastore.adapters._objects import EXTRA, RNG, Capture
+from deltastore.adapters._objects import Capture
 from deltastore.adapters._pending import Pending
-from deltastore.adapters._random import restore_rng
+from deltastore.adapters._restoring import Restoring, refuse_inexact
 from deltastore.adapters._selection import Pattern, Selection
 from deltastore.adapters._signals import TerminationGate
-from deltastore.adapters._stats import Meter, Stats, describe_bounds, describe_layout
+from deltastore.adapters._stats import Meter, Stats, describe_layout
 from deltastore.adapters.windows import Windows
 from deltastore.errors import Conflict, InvalidInput, NotFound, ReadOnly
 from deltastore.handle import Commit, Handle
 from deltastore.layout import Layout
-from deltastore.loading import load_objects
-from deltastore.loading.plan import keys_at, some, value_at
 from deltastore.ondisk.predictions import HOLD
 from deltastore.opening import open as open_store
 from deltastore.policy import Policy, check_policy
-from deltastore.reader import Report, State
 from deltastore.store import Store
 
 __all__ = ["Checkpointer", "Stats"]
@@ -134,7 +131,7 @@ class Checkpointer:
         self._pid: int | None = None
         self._is_editing = False
         self._is_closed = False
-        self._has_told_left_out = False
+        self._restoring = Restoring(self._capture)
         self._has_announced = False
         self._newest: int | None = None
         self._newest_handle: Handle | None = None
@@ -194,7 +191,7 @@ class Checkpointer:
         self._windows.forget()
         self._pid = os.getpid()
         if strict_exact:
-            self._refuse_inexact(ref)
+            refuse_inexact(self._store, ref)
         try:
             state = self._store.restore(ref)
         except NotFound:
@@ -203,69 +200,12 @@ class Checkpointer:
                 return 0
             raise
         self._capture.check_selection(state)
-        self._load(state, strict_exact=strict_exact, strict=strict)
+        self._restoring.load(state, self.extra, strict_exact=strict_exact, strict=strict)
         self._capture.mark(taken=False)
         self._pending.left_out = None
         self._newest_handle = None
         log.info("%s: restored step %d (%s)", self._store.url, state.commit.step, state.commit.id[:12])
         return state.commit.step + 1
-
-    def _refuse_inexact(self, ref: int | str) -> None:
-        """Raise before anything is touched; what does not exist is told by the restore itself."""
-        with contextlib.suppress(NotFound):
-            commit = self._store.at(ref).commit
-            if not commit.exact:
-                raise _not_exact(commit)
-
-    def _load(self, state: State, *, strict_exact: bool, strict: bool) -> None:
-        if not state.fidelity.exact:
-            if strict_exact:
-                raise _not_exact(state.commit)
-            log.warning("step %d is not exact: %s", state.commit.step, describe_bounds(state))
-        held = set(keys_at(state, ()))
-        selection = self._capture.selection
-        if strict and selection.keeps_object(RNG) and RNG not in held:
-            raise InvalidInput(
-                f"step {state.commit.step} has no random states, the run would go on with others; pass "
-                f"exclude=['rng'] if that is meant, or restore(strict=False)",
-                missing=[RNG],
-            )
-        # Read before anything is touched: damage must leave the objects as they are.
-        values = {name: value_at(state, (name,)) for name in (EXTRA, RNG) if name in held}
-        report = load_objects(
-            state,
-            self._capture.objects,
-            strict=strict,
-            expected=selection.keeps,
-            advice="restore(strict=False) restores the rest",
-        )
-        self._tell_what_differs(state, report, held)
-        unused = sorted(str(name) for name in held - {RNG, EXTRA} - set(self._capture.objects))
-        if unused:
-            log.warning("step %d also holds %s, which no object takes", state.commit.step, ", ".join(unused))
-        if selection.keeps_object(EXTRA) and (strict or EXTRA in held):
-            self.extra.clear()
-            self.extra.update(values.get(EXTRA, {}))
-        if selection.keeps_object(RNG) and RNG in held:
-            restore_rng(values[RNG])
-
-    def _tell_what_differs(self, state: State, report: Report, held: set[Any]) -> None:
-        step = state.commit.step
-        stays = [*report.missing, *report.mismatched]
-        if self._capture.selection.keeps_object(RNG) and RNG not in held:
-            stays.append(RNG)
-        if stays:
-            log.warning("step %d has no fitting state for what stays as it is: %s", step, some(stays))
-        if report.unexpected:
-            log.warning("step %d also holds, and nothing takes: %s", step, some(report.unexpected))
-        if not self._has_told_left_out:
-            self._has_told_left_out = True
-            left_out = self._capture.left_out()
-            if left_out:
-                log.warning(
-                    "include and exclude leave out %s: not in the store, they keep the values that they have now",
-                    ", ".join(left_out),
-                )
 
     # ---------------------------------------------------------------- committing
 
@@ -510,14 +450,6 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"Checkpointer({self._store.url!r}, {', '.join(self._capture.objects)})"
-
-
-def _not_exact(commit: Commit) -> InvalidInput:
-    return InvalidInput(
-        f"step {commit.step} ({commit.id[:12]}) is not exact, and strict_exact=True asks for that; choose "
-        "another commit (`deltastore log` shows which are exact), or leave strict_exact out",
-        step=commit.step,
-    )
 
 
 def _as_step(value: Any) -> int:
