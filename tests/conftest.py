@@ -54,9 +54,15 @@ def pytest_report_header() -> str:
     return f"deltastore: HYPOTHESIS_PROFILE={PROFILE} {SEED_VARIABLE}={SESSION_SEED}"
 
 
+COMPILES = ("test_prediction", "test_pytorch_bounded", "test_bounded")
+"""Files whose tests wait for the compiled passes: one process makes them, the other tests something else meanwhile."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # side by side run files; what shares one HDFS stays together
-        group = next((part for part in item.path.parts if part == "hdfs"), item.path.name)
+        name = item.path.name
+        group = "hdfs" if "hdfs" in item.path.parts else "compiled" if name.startswith(COMPILES) else name
         item.add_marker(pytest.mark.xdist_group(group))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or _has_cuda():
