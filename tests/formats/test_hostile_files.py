@@ -226,6 +226,40 @@ def test_random_damage_raises_only_our_errors(tmp_path: Path, name: str) -> None
         place.write_bytes(good)
 
 
+def test_a_header_of_npz_that_does_not_end(tmp_path: Path) -> None:
+    formats.save({"w": torch.ones(2)}, tmp_path / "x.npz")
+    content = (tmp_path / "x.npz").read_bytes()
+    with zipfile.ZipFile(tmp_path / "x.npz") as good, zipfile.ZipFile(tmp_path / "bad.npz", "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, good.read(name).replace(b"(2,)", b"(2,("))
+    assert b"(2,)" in content
+    with pytest.raises(Corruption, match=r"w\.npy"):
+        formats.load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda found: found.__dict__.pop("state_dict_metadata"),
+        lambda found: vars(found.state_dict_metadata["w"].chunks[0]).pop("sizes"),
+        lambda found: vars(found.state_dict_metadata["w"]).pop("properties"),
+        lambda found: vars(found.state_dict_metadata["w"]).update(size=(2, -2)),
+        lambda found: vars(found.state_dict_metadata["w"]).update(chunks=7),
+        lambda found: [vars(info).pop("relative_path") for info in found.storage_data.values()],
+        lambda found: [vars(info).update(offset="0") for info in found.storage_data.values()],
+        lambda found: found.storage_data.update(w=3),
+    ],
+)
+def test_metadata_of_dcp_that_lacks_something(tmp_path: Path, spoil: Callable[[Any], object]) -> None:
+    formats.save({"w": torch.ones(2, 2)}, tmp_path / "x.dcp")
+    place = tmp_path / "x.dcp" / ".metadata"
+    found = pickle.loads(place.read_bytes())
+    spoil(found)
+    place.write_bytes(pickle.dumps(found))
+    with pytest.raises(Corruption, match="is damaged"):
+        formats.load(tmp_path / "x.dcp")
+
+
 def test_a_record_that_does_not_fit(tmp_path: Path) -> None:
     formats.save({"w": torch.ones(2), "step": 1}, tmp_path / "x.safetensors")
     content = (tmp_path / "x.safetensors").read_bytes()
