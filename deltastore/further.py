@@ -15,7 +15,7 @@ from deltastore.history.lineage import newest_complete, whole_ids
 from deltastore.history.retention import delete_commits, plan_prune
 from deltastore.nearest import Nearest
 from deltastore.recovery import Reach, Recovery, reaches, survey
-from deltastore.remotes import RemotePlace, Remotes
+from deltastore.remotes import Held, RemotePlace, Remotes
 from deltastore.view import View
 
 log = logging.getLogger("deltastore")
@@ -53,10 +53,10 @@ class Further:
         steps = [commit.step for commit in self.reading.lineage() if self.remotes.has(tier, commit.id)]
         return max(steps, default=None)
 
-    def admit(self, follows: str | None) -> None:
-        """Let a commit in, once the limits are kept; what it builds upon is never freed."""
+    def admit(self, follows: str | None) -> Held | None:
+        """Let a commit in, once the limits are kept, and return what kept it; what it builds upon is never freed."""
         self.remotes.start()
-        self.remotes.admit(lambda: self._make_room(follows))
+        return self.remotes.admit(lambda: self._make_room(follows))
 
     def _make_room(self, follows: str | None) -> int:
         """Return what the local packs take, after deleting what every further tier has if that is too much."""
@@ -111,6 +111,22 @@ class Further:
     def read_elsewhere(self, entry: CatalogEntry) -> tuple[Chain, Buffers] | None:
         """Return a commit that is damaged here as another tier has it, None if none does."""
         return read_elsewhere(self._views, entry)
+
+    def placement(self) -> dict[str, tuple[str, ...]]:
+        """Return for each commit the tiers that answer and list it with its whole chain, nearest first."""
+        found: dict[str, list[str]] = {}
+        for name, view in zip(
+            (self._here.packs.tier.name, *self.remotes.names), [self._here, *self._views], strict=True
+        ):
+            try:
+                view.look()
+            except Backend as error:
+                log.warning("a tier does not answer, and is left out: %s", error)
+                continue
+            with view.lock:
+                for commit in whole_ids(view.catalog):
+                    found.setdefault(commit, []).append(name)
+        return {commit: tuple(names) for commit, names in found.items()}
 
     def reaches(self) -> tuple[Reach, ...]:
         """Return what each tier holds, the root first."""

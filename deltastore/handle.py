@@ -55,6 +55,12 @@ class Work:
     predictions: dict[str, float]
 
 
+HELD_SECONDS = "deltastore.held_seconds"
+"""Metric of a commit that a limit of the further tiers kept waiting before its state was taken."""
+HELD_BY = "deltastore.held_by"
+"""Which limit that was."""
+
+
 class Failure:
     """An error of the background, raised once to whoever asks first and then to those who hold its handles."""
 

@@ -173,6 +173,14 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What kept a commit waiting before it was taken."""
+
+    limit: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Waiting:
     """A commit that is only local."""
 
@@ -293,8 +301,8 @@ class Remotes:
             self._changed.wait(left)
             return commit in remote.present
 
-    def excess(self, local_bytes: int) -> str | None:
-        """Return which of the user's limits is passed, None where all are kept."""
+    def excess(self, local_bytes: int) -> tuple[str, str] | None:
+        """Return which of the user's limits is passed, and how; None where all are kept."""
         limits = self._limits
         with self._changed:
             waiting = list(self._waiting)
@@ -306,12 +314,18 @@ class Remotes:
             count = len(self._waiting)
             age = max((time.monotonic() - waiting.since for waiting in self._waiting.values()), default=0.0)
         if limits.max_lag_steps is not None and count >= limits.max_lag_steps:
-            return f"{count} commits are only local, max_lag_steps is {limits.max_lag_steps}"
+            return "max_lag_steps", f"{count} commits are only local, max_lag_steps is {limits.max_lag_steps}"
         if limits.max_lag_seconds is not None and age > limits.max_lag_seconds:
-            return f"a commit has been only local for {age:.0f} s, max_lag_seconds is {limits.max_lag_seconds}"
+            return (
+                "max_lag_seconds",
+                f"a commit has been only local for {age:.0f} s, max_lag_seconds is {limits.max_lag_seconds}",
+            )
         # Where all is pushed, what is left here is the newest chain: waiting would not make it smaller.
         if count and limits.max_local_bytes is not None and local_bytes > limits.max_local_bytes:
-            return f"the local packs take {local_bytes:,} bytes, max_local_bytes is {limits.max_local_bytes:,}"
+            return (
+                "max_local_bytes",
+                f"the local packs take {local_bytes:,} bytes, max_local_bytes is {limits.max_local_bytes:,}",
+            )
         return None
 
     def _settle(self) -> None:
@@ -324,28 +338,36 @@ class Remotes:
                     log.error("%s cannot have commit %s: %s", remote.tier.url, commit[:12], remote.reason(commit))
                     self._lost.add(commit)
 
-    def admit(self, local_bytes: Callable[[], int]) -> None:
+    def admit(self, local_bytes: Callable[[], int]) -> Held | None:
         """Let a commit come in while the limits are kept; else wait for the movers, or fail, as the user chose.
+
+        Returns
+        -------
+        Held or None
+            What kept it waiting.
 
         Raises
         ------
         Backend
             A limit is passed, and on_limit is "fail", or waiting cannot help.
         """
-        has_told = False
+        held: Held | None = None
+        begun = time.monotonic()
         while (excess := self.excess(local_bytes())) is not None:
+            limit, problem = excess
             for remote in self.all:
                 if remote.answered >= remote.asked:
                     remote.flush()
             errors = "; ".join(f"{remote.tier.url}: {remote.error}" for remote in self.all if remote.error)
-            fault = f"{excess}{'; ' + errors if errors else ''}"
+            fault = f"{problem}{'; ' + errors if errors else ''}"
             if not self._limits.wait or any(remote.is_lost for remote in self.all):
                 raise Backend(f"{fault}; make the limit larger, or see why the remote tier is slow", transient=True)
-            if not has_told:
+            if held is None:
                 log.warning("the training waits for its remote tier: %s", fault)
-                has_told = True
             with self._changed:
                 self._changed.wait(0.5)
+            held = Held(limit, time.monotonic() - begun)
+        return held
 
 
 def _for_a_process(source: Tier, place: RemotePlace) -> bool:

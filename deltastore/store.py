@@ -24,7 +24,7 @@ from deltastore.errors import (
     UnsupportedFormat,
 )
 from deltastore.further import Further
-from deltastore.handle import Commit, Handle
+from deltastore.handle import HELD_BY, HELD_SECONDS, Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
 from deltastore.history.lineage import line, needs_tags, newest, newest_complete, resolve
@@ -273,7 +273,8 @@ class Store:
         step = self._check_commit(step, state, tag)
         if exact not in (None, True, False):
             raise InvalidInput(f"exact is {exact!r}, expected None, True or False")
-        return self._admit().commit(step, state, hints or Hints(), exact=exact, tag=tag, metrics=metrics)
+        recording, metrics = self._admit(metrics)
+        return recording.commit(step, state, hints or Hints(), exact=exact, tag=tag, metrics=metrics)
 
     def commit_streamed(
         self, step: int, state: Mapping[str, Any], *, tag: str | None = None, metrics: Mapping[str, Any] | None = None
@@ -297,7 +298,8 @@ class Store:
             The commit failed, or a tensor could not be read; nothing of it is seen.
         """
         step = self._check_commit(step, state, tag)
-        return self._admit().commit_streamed(step, state, tag=tag, metrics=metrics, open_parent=self._open_parent)
+        recording, metrics = self._admit(metrics)
+        return recording.commit_streamed(step, state, tag=tag, metrics=metrics, open_parent=self._open_parent)
 
     def _open_parent(self, commit: str) -> Fill:
         with self._view.lock:
@@ -322,12 +324,13 @@ class Store:
             check_step(step, -1 if top is None else top.step)
         return step
 
-    def _admit(self) -> Recording:
-        """Return the recording, once the limits of the further tiers let a commit in."""
+    def _admit(self, metrics: Mapping[str, Any] | None) -> tuple[Recording, Mapping[str, Any] | None]:
+        """Return the recording, once the limits of the further tiers let a commit in; the metrics say what it took."""
         recording = self._record()
-        if self._remotes.all:
-            self._further.admit(recording.follows)
-        return recording
+        held = self._further.admit(recording.follows) if self._remotes.all else None
+        if held is not None and (metrics is None or isinstance(metrics, Mapping)):
+            metrics = {**(metrics or {}), HELD_SECONDS: held.seconds, HELD_BY: held.limit}
+        return recording, metrics
 
     def _record(self) -> Recording:
         """Return the recording; the first call claims the store."""
@@ -440,6 +443,13 @@ class Store:
         self._require_writable()
         self._fetch(ref)
         self._view.resolve(ref)
+
+    def placement(self) -> dict[str, tuple[str, ...]]:
+        """Return for each commit, by its id, the tiers that list it with its whole chain, nearest first.
+
+        As far as the store has looked: :meth:`refresh` looks again.
+        """
+        return self._further.placement()
 
     def reaches(self) -> tuple[Reach, ...]:
         """Return what each tier holds, nearest first, and how far back it reaches."""

@@ -101,9 +101,43 @@ def _read_metadata(path: str) -> metadata.Metadata:
         raise Backend(f"{place}: {error.strerror}", errno=error.errno, path=path) from error
     except Exception as error:  # whatever a damaged pickle trips over
         raise Corruption(f"{place} is damaged: {type(error).__name__}: {error}", path=path, where=place) from error
-    if type(found) is not metadata.Metadata or not isinstance(found.storage_data, dict):
-        raise Corruption(f"{place} is damaged: it holds a {type(found).__name__}", path=path, where=place)
+    try:
+        return _check_metadata(found)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Corruption(f"{place} is damaged: {error}", path=path, where=place) from error
+
+
+def _check_metadata(found: Any) -> metadata.Metadata:
+    """Return what is loaded, or raise unless each member that is going to be read is there: a pickle may lack any."""
+    if type(found) is not metadata.Metadata:
+        raise TypeError(f"it holds a {type(found).__name__}")
+    for name, about in found.state_dict_metadata.items():
+        if isinstance(about, metadata.TensorStorageMetadata):
+            _check_shards(name, about)
+        elif type(name) is not str or not isinstance(about, metadata.BytesStorageMetadata):
+            raise TypeError(f"{name!r:.200} is a {type(about).__name__}")
+    for index, info in (found.storage_data or {}).items():
+        if type(index) is not metadata.MetadataIndex or type(info) is not filesystem._StorageInfo:
+            raise TypeError(f"{index!r:.200} is said to be in a {type(info).__name__}")
+        if type(info.relative_path) is not str:
+            raise TypeError(f"{index!r:.200} is said to be in the file {info.relative_path!r:.200}")
+        _numbers((info.offset, info.length))
+    _ = found.planner_data
     return found
+
+
+def _check_shards(name: Any, about: metadata.TensorStorageMetadata) -> None:
+    rank = len(_numbers(about.size))
+    ranks = {len(_numbers(given)) for chunk in about.chunks for given in (chunk.offsets, chunk.sizes)}
+    if type(name) is not str or type(about.properties.dtype) is not torch.dtype or ranks - {rank}:
+        raise ValueError(f"{name!r:.200} is no tensor with a dtype and shards of as many axes as it has, {rank}")
+
+
+def _numbers(given: Any) -> tuple[int, ...]:
+    numbers = tuple(given)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"expected integers of 0 or more, found {numbers!r:.200}")
+    return numbers
 
 
 def find(path: str) -> Found:
@@ -190,7 +224,7 @@ def _reader(
 def _load(path: str, name: str, found: metadata.Metadata, index: metadata.MetadataIndex) -> Any:
     """Return one tensor or plain value of a file of the folder."""
     info = (found.storage_data or {}).get(index)
-    if type(info) is not filesystem._StorageInfo or not isinstance(info.relative_path, str):
+    if info is None:
         raise _damaged(path, f"{METADATA} does not say where {name!r} is")
     if info.transform_descriptors:
         raise InvalidInput(

@@ -82,7 +82,9 @@ def _header(file: IO[bytes], path: str, name: str) -> tuple[tuple[int, ...], boo
         if version not in _HEADERS:
             raise ValueError(f"version {version}")
         shape, is_fortran, dtype = _HEADERS[version](file)
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever numpy's parser of headers trips over
         raise _damaged(path, f"{name}: {error}") from None
     if dtype.hasobject:
         raise InvalidInput(

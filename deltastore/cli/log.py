@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deltastore.cli.arguments import JsonOption, UrlArgument, open_to_read
+from deltastore.cli.arguments import JsonOption, TierOption, UrlArgument, open_over_tiers
 from deltastore.cli.inside import unreadable_packs
 from deltastore.cli.leaf_rows import layout_of
 from deltastore.cli.output import (
@@ -21,7 +21,8 @@ from deltastore.cli.output import (
     size,
 )
 from deltastore.errors import DeltaStoreError
-from deltastore.handle import Commit
+from deltastore.handle import HELD_BY, HELD_SECONDS, Commit
+from deltastore.recovery import Reach
 from deltastore.store import Store
 
 HELP = """List the commits, newest first (as git does).
@@ -31,11 +32,13 @@ kind   base: complete in itself; delta: needs the commits before it, back to a b
 bytes  what the commit takes in the store, everything included
 exact  whether it restores bit for bit
 line   ~ for a commit that was left behind: the run went back to an older one, and the latest does not build on it
+tiers  which tiers have it with all that it needs, where the store has several
 
 \b
 Examples:
   deltastore log runs/gpt2 -n 20
   deltastore log runs/gpt2 --stats          bytes per step, with and without bases
+  deltastore log runs/gpt2 --stats --tier hdfs://namenode:9870/ckpt/gpt2    how far that is behind
   deltastore log runs/gpt2 --json | jq '.commits[] | [.step, .metrics.loss]'
 """
 
@@ -50,24 +53,33 @@ def log(
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only so many.")] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="Oldest first.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Add what a step costs.")] = False,
+    tier: TierOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List commits."""
-    with open_to_read(url) as store:
+    with open_over_tiers(url, tier) as store:
         commits = store.commits()
         line = {commit.id for commit in store.lineage()}
         unreadable = unreadable_packs(store)
+        placement = store.placement() if len(store.tier_names) > 1 else None
         summary = statistics(store, commits) if stats else None
         place = store.url
     shown = commits[::-1][: limit if limit is not None else len(commits)]
     shown = shown[::-1] if reverse else shown
     if as_json:
-        listed = [{**commit_json(commit), "on_line": commit.id in line} for commit in shown]
+        listed = [
+            {
+                **commit_json(commit),
+                "on_line": commit.id in line,
+                **({} if placement is None else {"tiers": placement.get(commit.id, ())}),
+            }
+            for commit in shown
+        ]
         document: dict[str, Any] = {"store": place, "commits": listed, "unreadable_packs": unreadable}
         print_json(document if summary is None else {**document, "stats": summary})
         return
     if commits:
-        _print_commits(shown, line)
+        _print_commits(shown, line, placement)
     else:
         say("no commit can be read" if unreadable else "no commits yet")
     if unreadable:
@@ -77,19 +89,27 @@ def log(
         print_table(["", ""], _summary_lines(summary))
 
 
-def _print_commits(commits: list[Commit], line: set[str]) -> None:
-    if all(commit.id in line for commit in commits):
-        print_table(_COLUMNS, map(_cells, commits))
-        return
-    at = _COLUMNS.index("kind")
-    rows: list[list[object]] = []
-    for commit in commits:
-        is_left = commit.id not in line
-        cells = _cells(commit)
-        cells.insert(at, "~" if is_left else "")
-        rows.append([cell(value, "dim") for value in cells] if is_left else cells)
-    print_table((*_COLUMNS[:at], "line", *_COLUMNS[at:]), rows)
-    say("~ left behind: the latest commit does not build on it")
+def _print_commits(commits: list[Commit], line: set[str], placement: dict[str, tuple[str, ...]] | None) -> None:
+    columns: list[str | tuple[str, str]] = [*_COLUMNS]
+    rows = [_cells(commit) for commit in commits]
+    if placement is not None:
+        at = columns.index("created")
+        columns.insert(at, "tiers")
+        for commit, cells in zip(commits, rows, strict=True):
+            cells.insert(at, cell(" ".join(placement.get(commit.id, ())) or "none has it whole"))
+    left = [commit.id not in line for commit in commits]
+    if any(left):
+        at = columns.index("kind")
+        columns.insert(at, "line")
+        for is_left, cells in zip(left, rows, strict=True):
+            cells.insert(at, "~" if is_left else "")
+        rows = [
+            [cell(value, "dim") for value in cells] if is_left else cells
+            for is_left, cells in zip(left, rows, strict=True)
+        ]
+    print_table(columns, rows)
+    if any(left):
+        say("~ left behind: the latest commit does not build on it")
 
 
 def _cells(commit: Commit) -> list[object]:
@@ -107,7 +127,7 @@ def _cells(commit: Commit) -> list[object]:
 
 
 def statistics(store: Store, commits: list[Commit]) -> dict[str, Any]:
-    """Return what the commits take, with and without bases, and how long the chains are."""
+    """Return what the commits take, with and without bases, how long the chains are, and how far the tiers are."""
     deltas = [commit for commit in commits if commit.kind == "delta"]
     chains = chain_lengths(commits)
     costs = restore_costs(commits)
@@ -129,6 +149,31 @@ def statistics(store: Store, commits: list[Commit]) -> dict[str, Any]:
         "mean_restore_cost": sum(costs) / len(costs) if costs else None,
         "largest_restore_cost": max(costs, default=None),
         "inexact": sum(not commit.exact for commit in commits),
+        "held": held_up(commits),
+        "tiers": [behind(reach, commits) for reach in store.reaches()] if len(store.tier_names) > 1 else [],
+    }
+
+
+def held_up(commits: list[Commit]) -> dict[str, Any]:
+    """Return how many commits waited before they were taken, since a further tier was too far behind, and how long."""
+    limits: dict[str, float] = {}
+    for commit in commits:
+        limit, seconds = commit.metrics.get(HELD_BY), commit.metrics.get(HELD_SECONDS)
+        if isinstance(limit, str) and isinstance(seconds, int | float):
+            limits[limit] = limits.get(limit, 0.0) + seconds
+    return {"commits": sum(HELD_BY in commit.metrics for commit in commits), "seconds_by_limit": limits}
+
+
+def behind(reach: Reach, commits: list[Commit]) -> dict[str, Any]:
+    """Return how far a tier is behind the newest commit of all."""
+    newer = [commit for commit in commits if reach.newest is None or commit.step > reach.newest]
+    return {
+        "url": reach.url,
+        "error": reach.error,
+        "commits": reach.commits,
+        "newest": reach.newest,
+        "commits_behind": len(newer),
+        "bytes_behind": sum(commit.bytes for commit in newer),
     }
 
 
@@ -165,7 +210,7 @@ def _summary_lines(summary: dict[str, Any]) -> list[list[object]]:
 
     cost, largest = summary["mean_restore_cost"], summary["largest_restore_cost"]
     mean, longest = summary["mean_chain"], summary["longest_chain"]
-    return [
+    lines: list[list[object]] = [
         ["commits", f"{summary['commits']} ({summary['bases']} bases, {summary['deltas']} deltas)"],
         ["bytes", size(summary["bytes"])],
         ["bytes per step, with bases", per_step("with_bases")],
@@ -174,3 +219,22 @@ def _summary_lines(summary: dict[str, Any]) -> list[list[object]]:
         ["to restore one", "-" if cost is None else f"{cost:.2f} full loads on average, {largest:.2f} at most"],
         ["within a bound", count(summary["inexact"], "commit")],
     ]
+    if summary["held"]["commits"]:
+        lines.append(["held up by limits", _held_text(summary["held"])])
+    return lines + [[cell(tier["url"]), _behind_text(tier)] for tier in summary["tiers"]]
+
+
+def _held_text(held: dict[str, Any]) -> str:
+    limits = ", ".join(f"{seconds:.1f} s by {name}" for name, seconds in held["seconds_by_limit"].items())
+    return f"{count(held['commits'], 'commit')}: {limits}"
+
+
+def _behind_text(tier: dict[str, Any]) -> str:
+    if tier["error"] is not None:
+        return f"does not answer: {tier['error']}"
+    if not tier["commits_behind"]:
+        return f"{count(tier['commits'], 'commit')}, up to the newest"
+    return (
+        f"{count(tier['commits'], 'commit')}, {count(tier['commits_behind'], 'commit')} "
+        f"({size(tier['bytes_behind'])}) behind"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,39 @@ def test_tiers_shows_one_that_does_not_answer(places: tuple[str, str], monkeypat
     shutil.rmtree(there)
     found = invoke("tiers", here, "--tier", there, "--json").document["tiers"]
     assert (found[1]["commits"], found[1]["newest"]) == (0, None)
+
+
+def test_log_says_which_tiers_have_a_commit(places: tuple[str, str]) -> None:
+    here, there = places
+    document = invoke("log", here, "--tier", there, "--stats", "--json").document
+    assert [commit["tiers"] for commit in document["commits"]] == [["local"], *[["local", "remote"]] * 4]
+    near, far = document["stats"]["tiers"]
+    assert (near["commits"], near["newest"], near["commits_behind"]) == (5, 4, 0)
+    assert (far["commits"], far["newest"], far["commits_behind"]) == (4, 3, 1)
+    assert far["bytes_behind"] == document["commits"][0]["bytes"]
+    text = invoke("log", here, "--tier", there, "--stats").out
+    assert "local remote" in text
+    assert "4 commits, 1 commit (" in text
+    assert "5 commits, up to the newest" in text
+    shutil.rmtree(Path(there, "packs"))
+    assert "local remote" not in invoke("log", here, "--tier", there, "--stats").out
+
+
+def test_log_says_what_a_limit_held_up(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.write_text("in the way", encoding="ascii")
+    with deltastore.open(here, tiers=[there.as_uri()], max_lag_steps=1) as store:
+        store.commit(0, {"w": torch.zeros(5000)}).wait()
+        threading.Timer(1.0, there.unlink).start()
+        store.commit(1, {"w": torch.ones(5000)}, metrics={"loss": 2.0}).wait("remote", timeout=60)
+    held, loss = "deltastore.held_seconds", "loss"
+    document = invoke("log", str(here), "--stats", "--json").document
+    assert held not in document["commits"][1]["metrics"]
+    assert document["commits"][0]["metrics"][loss] == 2.0
+    assert document["commits"][0]["metrics"][held] > 0.5
+    assert document["stats"]["held"]["commits"] == 1
+    assert document["stats"]["held"]["seconds_by_limit"].keys() == {"max_lag_steps"}
+    assert "s by max_lag_steps" in invoke("log", str(here), "--stats").out
 
 
 def test_recover_takes_the_newest_that_is_whole(places: tuple[str, str]) -> None:
