@@ -75,7 +75,7 @@ def test_help_names_no_places_that_this_version_lacks(run: Run) -> None:
 
 
 def fail_by(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr(deltastore, "open", fail)
@@ -142,7 +142,7 @@ def test_a_pickle_is_loaded_in_python_only(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_each_kind_of_error_has_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise kind("chunk 17 is not what it was")
 
     monkeypatch.setattr(deltastore, "open", fail)
@@ -169,7 +169,7 @@ def test_codes_of_real_errors(run: Run, copy: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_is_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*arguments: object) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(deltastore, "open", interrupt)
