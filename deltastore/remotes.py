@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from deltastore.config import TierLimits
 from deltastore.errors import Backend, Corruption, Timeout
 from deltastore.history.flush import PACK_BYTES
 from deltastore.mover import END, FLUSH, LAG_SECONDS, STOP, Mover, failed
+from deltastore.mover_process import MoverProcess
 from deltastore.tiers.base import Tier
 
 log = logging.getLogger("deltastore")
@@ -65,7 +61,7 @@ class Remote:
         self._changed = changed
         self._is_ending = False
         self._mover: Mover | None = None
-        self._process: subprocess.Popen[str] | None = None
+        self._process: MoverProcess | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -109,12 +105,14 @@ class Remote:
                 self._tell(STOP)
                 log.error("%s does not have all commits: %s", self.tier.url, self.error or "it is too slow")
             return
-        _close(self._process)
+        if self._process is not None:
+            self._process.close()
 
     def _tell(self, command: str) -> None:
         if self._mover is not None:
             self._mover.commands.put(command)
-        _send(self._process, command)
+        if self._process is not None:
+            self._process.send(command)
 
     def _hear(self, facts: dict[str, Any]) -> None:
         with self._changed:
@@ -135,11 +133,10 @@ class Remote:
             has_told = False
             with self._launch() as self._process:
                 if self._is_ending:
-                    _close(self._process)
-                for line in self._process.stdout or ():
+                    self._process.close()
+                for report in self._process.reports():
                     has_told = True
-                    self._hear(json.loads(line))
-                _close(self._process)  # what was written to it may be lost with the process
+                    self._hear(report)
             if self._is_ending or self.is_lost:
                 return
             silent = 0 if has_told else silent + 1
@@ -147,29 +144,17 @@ class Remote:
             time.sleep(RESTART_SECONDS)
         self._hear(failed(f"its mover ends before it does anything, {RESTARTS} times", is_final=True))
 
-    def _launch(self) -> subprocess.Popen[str]:
-        # A session of its own: neither Ctrl-C nor the end of a job's process group takes it before all is pushed.
-        # -P: nothing that lies in the working folder is imported.
-        package = str(Path(__file__).resolve().parents[1])
-        paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "deltastore.mover"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    def _launch(self) -> MoverProcess:
+        return MoverProcess(
+            {
+                "source": self._source.url,
+                "target": self.tier.url,
+                "storage_options": self._place.options,
+                "lag_seconds": self._lag_seconds,
+                "pack_bytes": PACK_BYTES,
+                "asked": self.asked,
+            }
         )
-        order = {
-            "source": self._source.url,
-            "target": self.tier.url,
-            "storage_options": self._place.options,
-            "lag_seconds": self._lag_seconds,
-            "pack_bytes": PACK_BYTES,
-            "asked": self.asked,
-        }
-        _send(process, json.dumps(order))
-        return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,27 +362,3 @@ def _for_a_process(source: Tier, place: RemotePlace) -> bool:
     except TypeError:
         return False  # such as a session of requests
     return not any(tier.url.startswith("memory://") for tier in (source, place.tier))
-
-
-def _send(process: subprocess.Popen[str] | None, line: str) -> None:
-    """Write a line to a mover, which may have ended."""
-    if process is not None and process.stdin is not None:
-        with _quietly():
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-
-
-def _close(process: subprocess.Popen[str] | None) -> None:
-    """Let a mover know that no more comes."""
-    if process is not None and process.stdin is not None:
-        with _quietly():
-            process.stdin.close()
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Let pass what the pipe of a process that has ended says."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        log.debug("a mover has ended: %s", error)

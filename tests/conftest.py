@@ -11,10 +11,12 @@ import sys
 import warnings
 import zlib
 from collections.abc import Generator
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # Profile: (examples of a property, steps of a state machine).
 PROFILES = {"dev": (20, 20), "ci": (50, 30), "nightly": (1000, 100)}
@@ -58,12 +60,22 @@ COMPILES = ("test_prediction", "test_pytorch_bounded", "test_bounded")
 """Files whose tests wait for the compiled passes: one process makes them, the other tests something else meanwhile."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
+class Files(LoadScopeScheduling):  # type: ignore[misc]
+    """Deals out whole files to the processes that run tests side by side; what shares one HDFS stays together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = PurePosixPath(nodeid.partition("::")[0])
+        if "hdfs" in path.parts:
+            return "hdfs"
+        return "compiled" if path.name.startswith(COMPILES) else str(path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files:
+    return Files(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:  # side by side run files; what shares one HDFS stays together
-        name = item.path.name
-        group = "hdfs" if "hdfs" in item.path.parts else "compiled" if name.startswith(COMPILES) else name
-        item.add_marker(pytest.mark.xdist_group(group))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or _has_cuda():
         return

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -228,6 +229,39 @@ def test_a_mover_outlives_a_killed_training(far: Run) -> None:
             assert alone.at(step)["w"][5].item() == step
 
 
+FORKS = """
+import os, sys, time, torch, deltastore
+store = deltastore.open(sys.argv[1], tiers=[sys.argv[2]])
+store.commit(0, {"w": torch.zeros(3000)}).wait("remote")
+worker = os.fork()
+if worker == 0:
+    os.close(1)
+    time.sleep(600)
+store.commit(1, {"w": torch.ones(3000)}).wait()
+print(worker, store._remotes.named("remote")._process.pid, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_mover_does_not_wait_for_a_forked_worker(far: Run) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", FORKS, str(far.local), far.remote],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
+        cwd=Path(__file__).parents[1],
+    )
+    worker, mover = map(int, found.stdout.split())
+    try:
+        until(lambda: not psutil.pid_exists(mover) or psutil.Process(mover).status() == psutil.STATUS_ZOMBIE)
+        assert psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
+    finally:
+        os.kill(worker, signal.SIGKILL)
+    with deltastore.open(far.remote, mode="r") as alone:
+        assert alone.at("latest").commit.step == 1
+
+
 def test_a_dead_trainings_commits_are_pushed_by_the_next_writer(far: Run) -> None:
     with deltastore.open(far.local) as store:
         far.commit(store, 0)
@@ -381,7 +415,7 @@ def test_a_silent_tier_does_not_let_a_run_begin_anew(tmp_path: Path) -> None:
         run.check(store)
         mover = store._remotes.named("remote")._process
         assert mover is not None
-    mover.kill()  # it would try for a day
+    os.kill(mover.pid, signal.SIGKILL)  # it would try for a day
     with run.open(storage_options=quickly) as store:
         assert store.restore().commit.step == 0
 

@@ -261,11 +261,11 @@ def test_rules_that_change_on_the_way(store: Store) -> None:
         training.commit(ckpt, 5)  # nothing stepped
         training.model.first.weight.requires_grad_(False)
         run(training, ckpt, range(6, 8))
-        with torch.no_grad():
+        with ckpt.edit(), torch.no_grad():
             training.model.second.weight.fill_(float("nan"))
             training.model.embed.weight[3] = float("inf")
         training.commit(ckpt, 8)
-        with torch.no_grad():
+        with ckpt.edit(), torch.no_grad():
             training.model.second.weight.normal_()
             training.model.embed.weight[3] = 1e30
         training.commit(ckpt, 9)

@@ -69,6 +69,7 @@ def test_import_takes_a_few_partitions(source: Path, tmp_path: Path, name: str) 
     assert took < ALLOWED + (112 << 20)
 
 
+@pytest.mark.soak
 def test_import_of_a_series_takes_a_few_partitions(tmp_path: Path) -> None:
     state = {"model": {f"layer.{number}": torch.randn(1024, 1024) for number in range(2 * TENSORS)}}
     formats.save(state, tmp_path / "0.safetensors")

@@ -21,6 +21,7 @@ POLICIES = {"exact": None, "bounded": Policy(budget=0.5, restore_cost=1e9)}
 
 TRAINER = """
 import sys
+import time
 import deltastore
 from deltastore.adapters.pytorch import Checkpointer
 from tests.adapters.training import make_run
@@ -33,6 +34,7 @@ with deltastore.open(sys.argv[1], tiers=[sys.argv[2]], max_lag_seconds=2.0) as s
             run.step(step)
             ckpt.step(step).wait()
             print(step, store.durable("remote"), flush=True)
+            time.sleep(0.2)  # the machine that goes on trains all these steps anew, twice
 """
 
 
