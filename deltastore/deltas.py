@@ -33,7 +33,7 @@ log = logging.getLogger("deltastore")
 
 MISSED = (0.93, 1.04)
 """Shares of the wanted bytes outside of which the filter runs once more, with what it learnt."""
-RUNS = 3
+RUNS = 5
 SAME = 0.01
 """A run that changed the bytes by less will not be bettered by another."""
 ARRAY_BYTES = 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import secrets
 from collections.abc import Iterator
@@ -571,6 +572,12 @@ def shares_taken(budget: float, states: Iterator[State]) -> list[float]:
 def test_the_budget_is_a_share_of_the_state(seed: int) -> None:
     before, after = (model(w=normal(seed + i, "float32", 9000)) for i in (0, 1))
     assert two_steps(Policy(budget=0.05), before, after).at(1).fidelity.budget == round(0.05 * 36_000)
+
+
+@pytest.mark.parametrize("rare", [9, 10, 19, 21])
+def test_a_sample_that_lies_about_the_tails_is_made_up_for(rare: int) -> None:
+    (taken,) = shares_taken(0.005, itertools.islice(adam_steps(rare, torch.float32), 2))
+    assert 0.9 <= taken <= 1.05
 
 
 BUDGETED = [(share, torch.float32) for share in (0.005, 0.01, 0.02, 0.05, 0.1)] + [(0.02, torch.bfloat16)]

@@ -37,6 +37,9 @@ from deltastore.types import Path
 SCALE = (0.5, 1.5)
 """How far the bytes of entries may be from :func:`entry_bytes` to be expected again."""
 
+STEEP = (0.25, 4.0)
+"""The powers that are believed."""
+
 Arrays = dict[int, np.ndarray]
 """Partition number -> its elements."""
 
@@ -134,8 +137,9 @@ class BoundedDelta:
         self._passes: list[_Pass] = []
         self._scale = state.scale
         self._room = 0.0
-        self._aim = 1.0
-        """What is asked of the sample for what is wanted of all: it may lie about the tails."""
+        self._aimed = 0.0
+        self._known: list[tuple[float, int]] = []
+        """What was asked of the sample, and what all elements took: it may lie about the tails."""
         self.exact_bytes = state.exact_bytes
         """What the elements take that are exact beside filtered ones; before the first run, what they took before."""
         self._share = 0.0
@@ -159,8 +163,8 @@ class BoundedDelta:
         """Filter all partitions so that their layers take about `room` bytes."""
         self.take_back()
         self._room = room
-        aimed = room * self._aim / self._scale
-        share = solve_share(self._targets, self._samples, aimed) if room > 0 else 0.0
+        self._aimed = self._aim(room) if room > 0 else 0.0
+        share = solve_share(self._targets, self._samples, self._aimed / self._scale) if room > 0 else 0.0
         self._share = share
         turns = [self._state.turns.get(target.path, 0) for target in self._targets]
         self._cuts = [
@@ -206,7 +210,22 @@ class BoundedDelta:
         """Learn from the bytes of the last run: another one comes nearer to its room."""
         found = self.stored_bytes - self.exact_bytes
         if found > 0 and self._room > 0:
-            self._aim *= self._room / found
+            self._known.append((self._aimed, found))
+
+    def _aim(self, room: float) -> float:
+        """Return what to ask of the sample for `room` bytes: where two runs are known, along a power law through both.
+
+        In the tails twice as much may be four times as much: a rule of three would pass over the goal for good.
+        """
+        if not self._known:
+            return room
+        aimed, found = self._known[-1]
+        steep = 1.0
+        if len(self._known) > 1:
+            before, less = self._known[-2]
+            if before != aimed and less != found:
+                steep = min(max(math.log(found / less) / math.log(aimed / before), STEEP[0]), STEEP[1])
+        return float(aimed * (room / found) ** (1 / steep))
 
     def _calibrate(self) -> None:
         expected = self._expected(exact=False) + self._expected(exact=True)
