@@ -63,7 +63,7 @@ class PackSource:
             arrays = read_tied(self._packs, self._chain, partition, 0, partition.length)
             self._decoded.arrays = arrays
         out[:] = arrays.pop(partition.id)
-        check_partition(self._chain, partition, out)
+        check_partition(self._chain.record, partition, out)
 
     def tied(self, partition: int) -> int:
         """Return the first of the partitions that are predicted together."""

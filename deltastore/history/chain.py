@@ -96,12 +96,16 @@ class Chain:
         """
         found: list[tuple[Link, LayerRecord]] = []
         for link in reversed(self.links):
-            layer = self._by_partition[link.record.id].get(partition)
+            layer = self.layer_of(link, partition)
             if layer is not None:
                 found.append((link, layer))
                 if layer.kind == FULL:
                     return found[::-1]
         raise self._no_full_layer(partition)
+
+    def layer_of(self, link: Link, partition: int) -> LayerRecord | None:
+        """Return what a commit of the chain stores of a partition."""
+        return self._by_partition[link.record.id].get(partition)
 
     @cached_property
     def ties(self) -> dict[int, tuple[int, ...]]:

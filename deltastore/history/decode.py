@@ -11,25 +11,25 @@ from deltastore.history.packs import Packs
 from deltastore.history.tied import read_tied
 from deltastore.layers.checks import covered_crc
 from deltastore.layout import Partition
-from deltastore.ondisk.records import LayerRecord
+from deltastore.ondisk.records import CommitRecord, LayerRecord
 from deltastore.parallel import run_reads
 
 MAX_OVERLAPPED_BYTES = 4 << 20
 """Up to this many bytes of a partition, all layers are read at once."""
 
 
-def check_partition(chain: Chain, partition: Partition, out: np.ndarray) -> None:
+def check_partition(record: CommitRecord, partition: Partition, out: np.ndarray) -> None:
     """Raise Corruption if a whole partition is not what the commit's record says."""
-    check = chain.record.check
+    check = record.check
     expected = None if check is None else check.crcs.get(partition.id)
     if check is not None and expected is not None:
         found = covered_crc(out, check.phase)
         if found != expected:
             raise Corruption(
-                f"step {chain.record.step} (commit {chain.record.id[:12]}): the reconstruction of partition "
+                f"step {record.step} (commit {record.id[:12]}): the reconstruction of partition "
                 f"{partition.id} has CRC-32C {found:08x}, its writer had {expected:08x}; "
                 "run `deltastore verify --deep`",
-                step=chain.record.step,
+                step=record.step,
                 partition=partition.id,
                 expected=expected,
                 found=found,
@@ -39,7 +39,7 @@ def check_partition(chain: Chain, partition: Partition, out: np.ndarray) -> None
 def read_partition(packs: Packs, chain: Chain, partition: Partition, out: np.ndarray) -> None:
     """Fill `out` with a whole partition and check it against the commit's record."""
     read_range(packs, chain, partition, 0, out)
-    check_partition(chain, partition, out)
+    check_partition(chain.record, partition, out)
 
 
 def read_range(packs: Packs, chain: Chain, partition: Partition, start: int, out: np.ndarray) -> None:

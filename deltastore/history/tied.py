@@ -34,7 +34,7 @@ Step = Callable[[int, int, Arrays], None]
 
 def read_tied(packs: Packs, chain: Chain, partition: Partition, first: int, last: int) -> Arrays:
     """Return the elements first..last of a partition, and of all that it is predicted with."""
-    members = [_member(chain, partition, number) for number in chain.ties[partition.id]]
+    members = _members(chain, chain.ties[partition.id])
     tables = _tables(chain, members)
     low, high = _aligned(tables, first, last)
     arrays = {member.id: np.empty(high - low, storage_dtype(member.dtype)) for member in members}
@@ -51,19 +51,36 @@ def read_tied(packs: Packs, chain: Chain, partition: Partition, first: int, last
     return {number: array[first - low : last - low] for number, array in arrays.items()}
 
 
-def _member(chain: Chain, partition: Partition, number: int) -> Partition:
-    known = chain.layout.by_id.get(number)
+def advance_tied(packs: Packs, chain: Chain, numbers: Sequence[int]) -> Iterator[tuple[Link, Arrays]]:
+    """Yield each commit of a chain with whole partitions that are predicted together, as it left them.
+
+    The next one changes them in place. What no commit has given them yet is not initialised, and is left out.
+    """
+    members = _members(chain, numbers)
+    arrays = {member.id: np.empty(member.length, storage_dtype(member.dtype)) for member in members}
+    given: set[int] = set()
     for link in chain.links:
-        if known is None:  # a buffer that the newest commit has no more
-            known = chain.layout_at(link).by_id.get(number)
-    if known is None or known.length != partition.length or known.dtype != "float32":
-        raise Corruption(
-            f"step {chain.record.step}: partition {number} is predicted with partition {partition.id}, and they do not "
-            "have as many elements of float32",
-            step=chain.record.step,
-            partition=number,
-        )
-    return known
+        for step in _steps(packs, chain, link, members, arrays, 0, members[0].length):
+            step(0, members[0].length, arrays)
+        given.update(layer.partition for layer in link.record.layers if layer.kind == FULL)
+        yield link, {number: array for number, array in arrays.items() if number in given}
+
+
+def _members(chain: Chain, numbers: Sequence[int]) -> list[Partition]:
+    """Return partitions that are predicted together; a buffer may be one that the newest commit has no more."""
+    members: list[Partition] = []
+    for number in numbers:
+        layouts = chain.layout, *(chain.layout_at(link) for link in chain.links)
+        known = next((layout.by_id[number] for layout in layouts if number in layout.by_id), None)
+        if known is None or known.length != (members or [known])[0].length or known.dtype != "float32":
+            raise Corruption(
+                f"step {chain.record.step}: the partitions {', '.join(map(str, numbers))} are predicted together, and "
+                "they do not have as many elements of float32",
+                step=chain.record.step,
+                partition=number,
+            )
+        members.append(known)
+    return members
 
 
 def _tables(chain: Chain, members: Sequence[Partition]) -> list[Blocks]:

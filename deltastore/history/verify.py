@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from deltastore.document import PLAIN, build, leaves
-from deltastore.dtypes import storage_dtype
 from deltastore.errors import Corruption, DeltaStoreError
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.history.chain import Link, open_chain
 from deltastore.history.chunks import Wanted, read_arrays
-from deltastore.history.decode import read_partition
+from deltastore.history.lineage import chain_entries
 from deltastore.history.packs import Packs
 from deltastore.history.session import claimed_epochs, read_claim, read_format
 from deltastore.history.tags import read_tags
+from deltastore.history.walk import first_fault
 from deltastore.layers.encoded import array_path
 from deltastore.layout import Layout
 from deltastore.ondisk.codecs import digest_values
 from deltastore.ondisk.fidelity import check_tensors
 from deltastore.ondisk.framing import check_headers, directory_entries
-from deltastore.ondisk.index import storage_dtype_of
+from deltastore.ondisk.index import ArrayIndex, storage_dtype_of
 from deltastore.ondisk.layouts import check_pieces
 from deltastore.ondisk.limits import MAX_CHUNK_BYTES
 from deltastore.ondisk.names import parse_content_digest, parse_pack_name
+from deltastore.ondisk.records import DELTA
 from deltastore.types import Json
+
+BATCH_BYTES = 32 << 20
+"""Arrays of so many bytes are read and checked together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def verify(packs: Packs, catalog: Catalog, *, deep: bool, progress: Progress | N
         Read every byte: each chunk against its checksums, each array against its digest, each reconstruction against
         its record, and the ZIP framing that only stock readers use. Otherwise metadata and chains only.
     progress : callable, optional
-        Called with (commits done, commits in all).
+        Called with (commits done, commits in all); where `deep` is true each is counted twice.
     """
     report = VerifyReport(commits=len(catalog.by_id), packs=len(catalog.packs) + len(catalog.damaged), deep=deep)
     _check_root(packs, catalog, report)
@@ -97,24 +101,59 @@ def verify(packs: Packs, catalog: Catalog, *, deep: bool, progress: Progress | N
             report.findings.append(Finding(error.kind, name, str(error)))
     broken: set[str] = set()
     entries = catalog.ordered()
-    for done, entry in enumerate(entries):
+    in_all = 2 * len(entries) if deep else len(entries)
+
+    def told(done: int) -> None:
         if progress is not None:
-            progress(done, len(entries))
-        try:
-            _check_commit(packs, catalog, entry, broken, deep=deep)
-        except DeltaStoreError as error:
-            broken.add(entry.id)
-            report.findings.append(Finding(error.kind, entry.pack, str(error), entry.step, entry.id))
-        else:
-            report.newest_intact = entry
-        for copy in catalog.copies.get(entry.id, []):
+            progress(done, in_all)
+
+    for done, entry in enumerate(entries):
+        told(done)
+        for one in (entry, *catalog.copies.get(entry.id, [])):
             try:
-                _check_commit(packs, catalog, copy, broken - {entry.id}, deep=deep)
+                _check_commit(packs, catalog, one, broken - {entry.id}, deep=deep)
             except DeltaStoreError as error:
-                report.findings.append(Finding(error.kind, copy.pack, str(error), None, copy.id))
-    if progress is not None:
-        progress(len(entries), len(entries))
+                if one is entry:
+                    broken.add(entry.id)
+                step = entry.step if one is entry else None
+                report.findings.append(Finding(error.kind, one.pack, str(error), step, one.id))
+    if deep:
+        _check_states(packs, catalog, broken, report, lambda done: told(len(entries) + done))
+    report.newest_intact = next((entry for entry in reversed(entries) if entry.id not in broken), None)
+    told(in_all)
     return report
+
+
+def _check_states(
+    packs: Packs, catalog: Catalog, broken: set[str], report: VerifyReport, told: Callable[[int], object]
+) -> None:
+    """Reconstruct every commit that is not broken, each chain once; what cannot be is broken, with what follows it."""
+    intact = [entry for entry in catalog.ordered() if entry.id not in broken]
+    followed = {entry.parent.id for entry in intact if entry.kind == DELTA and entry.parent is not None}
+    done = 0
+    for entry in intact:
+        if entry.id in followed:
+            continue
+        chain = chain_entries(catalog, entry)
+        try:
+            fault = first_fault(packs, open_chain(packs, catalog, entry))
+        except DeltaStoreError as error:  # what it needs was deleted meanwhile
+            fault = len(chain) - 1, error
+        if fault is not None:
+            at, problem = fault
+            for member in chain[at:]:
+                if member.id not in broken:
+                    text = str(problem) if member is chain[at] else _needs(member, chain[at])
+                    report.findings.append(Finding(problem.kind, member.pack, text, member.step, member.id))
+                    broken.add(member.id)
+        done += len(chain)
+        told(min(done, len(intact)))
+
+
+def _needs(entry: CatalogEntry, other: CatalogEntry) -> str:
+    return (
+        f"step {entry.step} (commit {entry.id[:12]}) needs step {other.step} (commit {other.id[:12]}), which is damaged"
+    )
 
 
 def _check_root(packs: Packs, catalog: Catalog, report: VerifyReport) -> None:
@@ -141,13 +180,9 @@ def _check_framing(packs: Packs, name: str, *, deep: bool) -> None:
 
 def _check_commit(packs: Packs, catalog: Catalog, entry: CatalogEntry, broken: set[str], *, deep: bool) -> None:
     chain = open_chain(packs, catalog, entry)
-    for link in chain.links:
-        if link.record.id in broken:
-            raise Corruption(
-                f"step {entry.step} (commit {entry.id[:12]}) needs step {link.record.step} "
-                f"(commit {link.record.id[:12]}), which is damaged",
-                step=entry.step,
-            )
+    for needed in chain_entries(catalog, entry):
+        if needed.id in broken:
+            raise Corruption(_needs(entry, needed), step=entry.step)
     size = packs.file(entry.pack).size
     if size != chain.links[-1].tail.trailer.file_size:
         raise Corruption(
@@ -159,8 +194,6 @@ def _check_commit(packs: Packs, catalog: Catalog, entry: CatalogEntry, broken: s
     _check_document(chain.document, layout, chain.links[-1].tail.where)
     if deep:
         _check_arrays(packs, chain.links[-1])
-        for partition in layout.partitions:
-            read_partition(packs, chain, partition, np.empty(partition.length, storage_dtype(partition.dtype)))
 
 
 def _check_document(document: Json, layout: Layout, where: str) -> None:
@@ -197,29 +230,60 @@ class _AnyFramework:
 
 
 def _check_arrays(packs: Packs, link: Link) -> None:
-    """Check the arrays of one commit against their content digests."""
+    """Check the arrays of one commit against their content digests, those that lie side by side in one request."""
+    batch: list[_Expected] = []
     for layer in link.record.layers:
-        for name, expected in layer.arrays.items():
-            path = array_path(link.record.id, layer.partition, name)
-            array = link.tail.index.arrays.get(path)
-            if array is None:
-                raise Corruption(f"{link.tail.where}: array {path} is missing", where=link.tail.where, entry=path)
-            piece = parse_content_digest(expected) or 0
-            if not 0 < piece * array.spec.itemsize <= MAX_CHUNK_BYTES:
-                raise Corruption(
-                    f"{link.tail.where}, {path}: pieces of {piece} elements in the content digest, at most "
-                    f"{MAX_CHUNK_BYTES} bytes are allowed",
-                    where=link.tail.where,
-                    entry=path,
-                )
-            values = np.empty(array.spec.length, storage_dtype_of(array.spec))
-            read_arrays(packs, link, [Wanted(path, array, 0, values)])
-            found = digest_values(values, piece)
-            if found != expected:
-                raise Corruption(
-                    f"{link.tail.where}, {path}: content digest is {found[:24]}..., the record says {expected[:24]}...",
-                    where=link.tail.where,
-                    entry=path,
-                    expected=expected,
-                    found=found,
-                )
+        for name, digest in layer.arrays.items():
+            expected = _expected(link, array_path(link.record.id, layer.partition, name), digest)
+            if batch and sum(one.bytes for one in batch) + expected.bytes > BATCH_BYTES:
+                _check_digests(packs, link, batch)
+                batch = []
+            batch.append(expected)
+    _check_digests(packs, link, batch)
+
+
+class _Expected(NamedTuple):
+    """An array, and its content digest as the record says."""
+
+    path: str
+    array: ArrayIndex
+    piece: int
+    digest: str
+
+    @property
+    def bytes(self) -> int:
+        return self.array.spec.length * self.array.spec.itemsize
+
+
+def _expected(link: Link, path: str, digest: str) -> _Expected:
+    array = link.tail.index.arrays.get(path)
+    if array is None:
+        raise Corruption(f"{link.tail.where}: array {path} is missing", where=link.tail.where, entry=path)
+    piece = parse_content_digest(digest) or 0
+    if not 0 < piece * array.spec.itemsize <= MAX_CHUNK_BYTES:
+        raise Corruption(
+            f"{link.tail.where}, {path}: pieces of {piece} elements in the content digest, at most "
+            f"{MAX_CHUNK_BYTES} bytes are allowed",
+            where=link.tail.where,
+            entry=path,
+        )
+    return _Expected(path, array, piece, digest)
+
+
+def _check_digests(packs: Packs, link: Link, batch: Sequence[_Expected]) -> None:
+    wanted = [
+        Wanted(one.path, one.array, 0, np.empty(one.array.spec.length, storage_dtype_of(one.array.spec)))
+        for one in batch
+    ]
+    read_arrays(packs, link, wanted)
+    for one, read in zip(batch, wanted, strict=True):
+        found = digest_values(read.out, one.piece)
+        if found != one.digest:
+            raise Corruption(
+                f"{link.tail.where}, {one.path}: content digest is {found[:24]}..., the record says "
+                f"{one.digest[:24]}...",
+                where=link.tail.where,
+                entry=one.path,
+                expected=one.digest,
+                found=found,
+            )
