@@ -24,7 +24,7 @@ from tests.bench.measure import Clock, Figure, alternate, at_least, at_most, med
 from tests.hdfs.cluster import HdfsCluster
 
 MIB = 1 << 20
-CHUNK_BYTES = 8 * MIB
+CHUNK_BYTES = 4 * MIB
 COMMITS = 8
 SERVERS = ("-Xmx1g",)
 """Of each JVM, the client's too: with all that it does to become fast."""
