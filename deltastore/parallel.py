@@ -23,7 +23,7 @@ _lock = threading.Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 """Process and kind of work -> its threads. Work of one kind may wait for that of a higher one."""
 
-_TAKES, _WORK, _READS, _BESIDE, _BACKGROUND = range(5)
+_TAKES, _WORK, _READS, _BESIDE, _BACKGROUND, _PARTS = range(6)
 
 
 def threads() -> int:
@@ -44,6 +44,7 @@ def _pool(kind: int) -> ThreadPoolExecutor:
                 _READS: READ_THREADS,
                 _BESIDE: 1,
                 _BACKGROUND: max(threads() - 1, 1),
+                _PARTS: READ_THREADS,
             }
             _pools[key] = ThreadPoolExecutor(sizes[kind], thread_name_prefix="deltastore")
         return _pools[key]
@@ -86,6 +87,24 @@ def run_reads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     May be called from the work of :func:`run_all` and :func:`run_ahead`, but not from `function` itself.
     """
     return _ahead(_READS, 2 * READ_THREADS, function, items)
+
+
+def run_parts(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return `function` of each part of one read, all of which wait for a network at the same time.
+
+    May be called from all other work of this module, but not from `function` itself.
+    """
+    return list(_ahead(_PARTS, len(items), function, items))
+
+
+def begin_part(function: Callable[..., R], *arguments: object) -> Future[R]:
+    """Begin what :func:`run_parts` does for one part, and return what waits for it."""
+    try:
+        return _pool(_PARTS).submit(function, *arguments)
+    except RuntimeError:  # the interpreter is ending
+        done: Future[R] = Future()
+        done.set_result(function(*arguments))
+        return done
 
 
 def run_before(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:

@@ -168,7 +168,7 @@ def read_into(
         for number in numbers:
             _read_pieces(source, layout.by_id[number], by_partition[number], spare, living)
 
-    run_all(read, _together(source, by_partition))
+    run_all(read, _together(source, sorted(by_partition)))  # as they lie in the packs, whatever the tensors' order
 
 
 def _read_pieces(

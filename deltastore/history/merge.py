@@ -54,7 +54,7 @@ class MergedPack:
 
     def _arrays(self, entry: CatalogEntry, attributes_of: Callable[[str], dict[str, Any]]) -> Iterator[PackArray]:
         tail, file = self._packs.tail(entry.pack), self._packs.file(entry.pack)
-        for path, array in tail.index.arrays.items():
+        for path, array in sorted(tail.index.arrays.items(), key=_place):
             if path.startswith(f"{entry.id}/"):
                 chunks = _chunks(file, array, f"{tail.where}, {path}")
                 yield PackArray(path, array.spec, attributes_of(entry.pack)[path], chunks)
@@ -76,6 +76,11 @@ class MergedPack:
             entry = entries[f"{path}/zarr.json"]
             found[path] = _attributes_of(tail, entry.name, entry.data_offset, entry.length)
         return found
+
+
+def _place(item: tuple[str, ArrayIndex]) -> int:
+    """Return where an array lies: merged in this order, it is still read from front to back."""
+    return item[1].chunks[0].offset if item[1].chunks else 0
 
 
 def _attributes_of(tail: PackTail, name: str, offset: int, length: int) -> Any:

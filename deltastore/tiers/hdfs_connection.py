@@ -17,8 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from deltastore.errors import Backend, MissingDependency
 from deltastore.tiers.hdfs_errors import PASSING, UNANSWERED, Trouble, read_trouble
@@ -149,7 +151,7 @@ class HdfsConnection:
         pid = os.getpid()
         if getattr(self._local, "pid", None) != pid:
             options = self.options
-            inner = options.requests_session or importlib.import_module("requests").Session()
+            inner = options.requests_session or _new_session()
             self._local.session = TimedSession(inner, self._hosts, (options.connect_seconds, options.read_seconds))
             self._local.client = self._pyhdfs.HdfsClient(
                 self._hosts,
@@ -162,6 +164,19 @@ class HdfsConnection:
             )
             self._local.pid = pid
         return self._local.client, self._local.session
+
+
+def _new_session() -> Any:
+    """Return a session of requests that asks the environment now, for certificates, proxies and passwords.
+
+    Only where there are proxies or passwords it goes on asking at each request, which takes it milliseconds.
+    """
+    session = importlib.import_module("requests").Session()
+    session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
+    passwords = [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]
+    has_passwords = any(path and Path(path).expanduser().exists() for path in passwords)
+    session.trust_env = has_passwords or bool(getproxies())
+    return session
 
 
 class TimedSession:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 from deltastore.errors import Backend, InvalidInput, NotFound
+from deltastore.parallel import run_parts
 from deltastore.tiers.base import check_range
+from deltastore.tiers.hdfs_ahead import ReadAhead
 from deltastore.tiers.hdfs_client import WebHdfs
 
 _PART_BYTES = 4 << 20
@@ -25,6 +26,7 @@ class HdfsFile:
         self._where = where
         self._path: str | None = f"/.reserved/.inodes/{inode}"
         self._size = size
+        self._ahead = ReadAhead(lambda offset, view: self._fill([(offset, [view])]), size)
 
     @property
     def size(self) -> int:
@@ -37,12 +39,13 @@ class HdfsFile:
         check_range(self._where, self._size, offset, sum(view.nbytes for view in views))
         if self._path is None:
             raise InvalidInput(f"{self._where}: this file was closed", file=self._where)
+        if self._ahead.read(offset, views):
+            return
         parts = list(_parts(offset, views))
         if len(parts) < 2:
             self._fill(parts)
         else:
-            with ThreadPoolExecutor(_PARTS) as pool:
-                list(pool.map(lambda part: self._fill([part]), parts))
+            run_parts(lambda part: self._fill([part]), parts)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset`` on."""
@@ -68,6 +71,7 @@ class HdfsFile:
     def close(self) -> None:
         """Give the file back; twice is fine."""
         self._path = None
+        self._ahead.close()
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +85,7 @@ class HdfsFile:
 def _parts(offset: int, views: Sequence[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
     """Cut a long range into parts, so that they can be read at the same time."""
     total = sum(view.nbytes for view in views)
-    size = max(_PART_BYTES, -(-total // _PARTS))
+    size = -(-total // min(_PARTS, max(1, total // _PART_BYTES)))
     part: list[memoryview] = []
     left = size
     for view in views:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import converting, filtering, frequency, history, reading, windows, writing
+from tests.bench import converting, filtering, frequency, hdfs, history, reading, windows, writing
 from tests.bench.measure import Figure, machine
 
 
@@ -30,6 +30,7 @@ def main() -> int:
         "budget": lambda folder, options: filtering.budgets(folder, options.quick),
         "bf16": lambda folder, options: filtering.bf16(folder, options.quick),
         "frequency": lambda folder, options: frequency.frequency(folder, options.quick),
+        "hdfs": lambda folder, options: hdfs.hdfs(folder, options.quick),
         "windows": lambda folder, options: windows.windows(folder, options.quick, options.full),
         "stall": lambda folder, options: writing.stalls(folder, options.quick, options.full),
     }

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -58,6 +58,10 @@ _SETTINGS: Mapping[str, Any] = {
     "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": 20,
 }
 
+
+_NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+_DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+_SMALL_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 FETCH_SECONDS = 240
 
@@ -123,10 +127,17 @@ class HdfsCluster:
     """
 
     def __init__(
-        self, folder: Path, version: str = HADOOP, datanodes: int = 2, settings: Mapping[str, Any] = {}
+        self,
+        folder: Path,
+        version: str = HADOOP,
+        datanodes: int = 2,
+        settings: Mapping[str, Any] = {},
+        jvm: Sequence[str] = _SMALL_JVM,
     ) -> None:
         self.folder = folder.absolute()
         self.datanodes = datanodes
+        self._settings = settings
+        self._jvm = jvm
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._jars = fetch_jars(version)
         ports = free_ports()
@@ -144,7 +155,7 @@ class HdfsCluster:
         """Format, start everything, and return when files can be written."""
         for old in ("nn", "tmp", *(f"dn{number}" for number in range(self.datanodes))):
             shutil.rmtree(self.folder / old, ignore_errors=True)
-        format_ = [*self._command("nn", {}, "hdfs.server.namenode.NameNode"), "-format", "-force", "-nonInteractive"]
+        format_ = [*self._command("nn", {}, _NAMENODE), "-format", "-force", "-nonInteractive"]
         done = subprocess.run(format_, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the NameNode could not be formatted: {done.stderr[-2000:]}")
@@ -160,7 +171,7 @@ class HdfsCluster:
 
     def start_namenode(self) -> None:
         """Start the NameNode, or start it again."""
-        self._spawn("nn", self._command("nn", {}, "hdfs.server.namenode.NameNode"))
+        self._spawn("nn", self._command("nn", {}, _NAMENODE))
 
     def start_datanode(self, number: int) -> None:
         """Start a DataNode, or start it again."""
@@ -173,7 +184,7 @@ class HdfsCluster:
             "dfs.datanode.hostname": "127.0.0.1",
             "dfs.datanode.data.dir": f"file://{self.folder}/{who}",
         }
-        self._spawn(who, self._command(who, settings, "hdfs.server.datanode.DataNode"))
+        self._spawn(who, self._command(who, settings, _DATANODE))
 
     def who_serves(self, address: str) -> str:
         """Return which DataNode answers HTTP at ``127.0.0.1:port``."""
@@ -214,8 +225,12 @@ class HdfsCluster:
 
     def admin(self, *arguments: str) -> None:
         """Run ``hdfs dfsadmin``."""
-        command = [*self._command("nn", {}, "hdfs.tools.DFSAdmin"), *arguments]
+        command = [*self._command("nn", {}, "org.apache.hadoop.hdfs.tools.DFSAdmin"), *arguments]
         subprocess.run(command, check=True, capture_output=True)
+
+    def program(self, source: Path) -> list[str]:
+        """Return the command that runs a Java source file as a client of this cluster."""
+        return self._command("client", {}, str(source))
 
     def signal(self, who: str, number: int) -> None:
         """Send a signal: SIGSTOP stalls a server, SIGCONT lets it go on."""
@@ -243,6 +258,7 @@ class HdfsCluster:
             "dfs.namenode.name.dir": f"file://{self.folder}/nn",
             "dfs.replication": min(self.datanodes, 2),
             **_SETTINGS,
+            **self._settings,
             **settings,
         }
         (conf / "log4j.properties").write_text(_LOG4J)
@@ -253,12 +269,12 @@ class HdfsCluster:
             (conf / name).write_text(f"<configuration>\n{''.join(rows)}</configuration>\n")
         return [
             *(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []),  # gone with the tests, however
-            *("java", "-XX:+IgnoreUnrecognizedVMOptions", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+            *("java", "-XX:+IgnoreUnrecognizedVMOptions", *self._jvm),
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENS.split()),
             "-Djava.net.preferIPv4Stack=true",
             f"-Dhadoop.log.dir={self.folder}/logs",
             f"-Dhadoop.home.dir={self.folder}",
-            *("-cp", f"{conf}:{self._jars}/*", f"org.apache.hadoop.{main}"),
+            *("-cp", f"{conf}:{self._jars}/*", main),
         ]
 
     def _spawn(self, who: str, command: list[str]) -> None:

@@ -73,6 +73,22 @@ def test_everything_arrives_in_few_files(root: Path, target: Tier) -> None:
     require_same(root, target)
 
 
+def test_the_arrays_of_a_commit_lie_as_they_did(root: Path, target: Tier) -> None:
+    model = {f"w{number}": torch.randn(64, number + 1) for number in range(12)}
+    with Store(LocalTier(root), writable=True) as store:
+        store.restore()
+        store.commit(STEPS, {"model": model, **{f"f16 {n}": value.half() for n, value in model.items()}})
+    push(LocalTier(root), target, SESSION)
+    with Store(LocalTier(root), writable=False) as here, Store(target, writable=False) as there:
+        for commit in here.commits():
+            orders = []
+            for view in (here._view, there._view):
+                arrays = view.packs.tail(view.catalog.by_id[commit.id].pack).index.arrays
+                mine = [path for path in arrays if path.startswith(commit.id)]
+                orders.append(sorted(mine, key=lambda path: arrays[path].chunks[0].offset))
+            assert orders[0] == orders[1]
+
+
 def test_again_moves_only_what_is_new(root: Path, target: Tier) -> None:
     push(LocalTier(root), target, SESSION, pack_bytes=SMALL_PACK)
     files = target.list("packs")
