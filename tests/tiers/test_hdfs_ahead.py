@@ -92,3 +92,18 @@ def test_a_forked_child_fetches_for_itself() -> None:
         same = all(file.read(at, count) == file.data[at : at + count] for at, count in ranges(400 * KIB, 4 * KIB))
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_all_files_together_have_so_much_memory() -> None:
+    files = [File(600 * KIB) for _ in range(9)]
+    held = []
+    for offset, length in ranges(400 * KIB, 4 * KIB):  # a chain over several packs: all are gone through at once
+        for file in files:
+            assert file.read(offset, length) == file.data[offset : offset + length]
+            held.append(sum(one.ahead.held for one in files))
+    assert hdfs_ahead.WINDOWS <= max(held) <= hdfs_ahead.MOST_WINDOWS
+    last = File(600 * KIB)
+    for offset, length in ranges(600 * KIB, 4 * KIB):  # what is open, but not read any more, gives way
+        assert last.read(offset, length) == last.data[offset : offset + length]
+    assert len(last.requests) <= 4 + 600 // 16 + 1
+    assert sum(one.ahead.held for one in (*files, last)) <= hdfs_ahead.MOST_WINDOWS
