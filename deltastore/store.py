@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import secrets
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ from deltastore.further import Further
 from deltastore.handle import HELD_BY, HELD_SECONDS, Commit, Handle
 from deltastore.history.catalog import Catalog, CatalogEntry, read_catalog, write_cache
 from deltastore.history.chain import Chain, open_chain
+from deltastore.history.compact import CompactReport, compact
+from deltastore.history.flush import PACK_BYTES
 from deltastore.history.lineage import line, needs_tags, newest, newest_complete, resolve
 from deltastore.history.packs import Packs
 from deltastore.history.retention import PruneReport, delete_commits, held_back, plan_prune
@@ -89,7 +92,7 @@ class Store:
         self._remotes = self._further.remotes
         self._recording: Recording | None = None
         self._closed = False
-        self._has_tagged = False
+        self._has_staged = False
         self._pid = os.getpid()
         _open_stores.add(self)
         if writable:
@@ -598,7 +601,7 @@ class Store:
         check_tag(name)
         with self._view.lock:
             commit = None if ref is None else self._view.resolve(ref).id
-            self._has_tagged = True
+            self._has_staged = True
             write_tag(self._tier, name, commit, self._session_id, move=move)
             self._view.forget_tags()
             self._check_tagged(name, commit)
@@ -627,14 +630,56 @@ class Store:
             Another process is writing the store.
         """
         retention = Retention(keep_last, keep_every)
+        with self._changing(dry_run):
+            return self._prune(retention, dry_run=dry_run)
+
+    def compact(
+        self, pack_bytes: int = PACK_BYTES, dry_run: bool = True, *, progress: Progress | None = None
+    ) -> CompactReport:
+        """Merge small packs into few large ones; every commit stays what it is.
+
+        Many small files burden a file system, HDFS above all. Readers go on: they look again where a pack is gone. Of
+        a store that this process writes, commits wait meanwhile.
+
+        Parameters
+        ----------
+        pack_bytes : int
+            How large a merged pack may become.
+        dry_run : bool
+            Only report what would be done.
+        progress : callable, optional
+            Called with (packs done, packs in all).
+
+        Raises
+        ------
+        Conflict
+            Another process is writing the store.
+        Backend
+            Something could not be written or deleted; nothing is lost, and the next call goes on.
+        """
+        if type(pack_bytes) is not int or pack_bytes < 1:
+            raise InvalidInput(f"pack_bytes is {pack_bytes!r}, expected an integer of 1 or more")
+        with self._changing(dry_run):
+            self._has_staged = self._has_staged or not dry_run
+            try:
+                return compact(
+                    self._view.packs, self._session_id, pack_bytes=pack_bytes, dry_run=dry_run, progress=progress
+                )
+            finally:
+                self._view.reread()
+
+    @contextlib.contextmanager
+    def _changing(self, dry_run: bool) -> Iterator[None]:
+        """Hold what is needed to delete packs; nothing for a dry run."""
         if not dry_run:
             self._require_writable()
             self.flush()
         with self._view.lock:
             if not dry_run and self._recording is None:
                 with self._tier.lock({"session": self._session_id}):
-                    return self._prune(retention, dry_run=False)
-            return self._prune(retention, dry_run=dry_run)
+                    yield
+            else:
+                yield
 
     def _prune(self, retention: Retention, *, dry_run: bool) -> PruneReport:
         self._view.reread()  # what is to be kept must be there: the packs decide, not a cache
@@ -681,7 +726,7 @@ class Store:
                 if recording is not None:
                     with self._view.lock:
                         write_cache(self._view.packs, self._view.catalog, self._session_id)
-                if recording is not None or self._has_tagged:
+                if recording is not None or self._has_staged:
                     self._tier.end_session(self._session_id)
             except DeltaStoreError as error:
                 log.warning("leftovers stay below tmp/ until the next writer comes: %s", error)

@@ -127,7 +127,7 @@ class View:
 
     def read_whole(self, entry: CatalogEntry) -> tuple[Chain, Buffers]:
         """Return a commit with all its partitions, every byte checked."""
-        chain = open_chain(self.packs, self.catalog, entry)
+        chain = self._open_chain(entry)
         return chain, read_all(PackSource(self.packs, chain), chain.layout)
 
     def copy_of(self, entry: CatalogEntry) -> CatalogEntry | None:
@@ -151,9 +151,20 @@ class View:
 
     def _chain(self, entry: CatalogEntry) -> Chain:
         try:
-            return open_chain(self.packs, self.catalog, entry)
+            return self._open_chain(entry)
         except Corruption as error:
             raise self.with_advice(error, entry) from error
+
+    def _open_chain(self, entry: CatalogEntry) -> Chain:
+        """Return the chain of a commit, looking again at the store where a pack is gone: it may have been merged."""
+        try:
+            return open_chain(self.packs, self.catalog, entry)
+        except NotFound:
+            self.refresh()
+            moved = self.copy_of(entry)
+            if moved is None:
+                raise
+            return open_chain(self.packs, self.catalog, moved)
 
     def with_advice(self, error: Corruption, entry: CatalogEntry) -> Corruption:
         """Return the error with the newest commit that does not need what is damaged."""

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import deltastore
 from deltastore.cli.arguments import Mode
+from deltastore.cli.compact import compact
 from deltastore.cli.demo import demo
 from deltastore.cli.export import export
 from deltastore.cli.get import get
@@ -166,7 +167,7 @@ def _root(
     ctx.obj.traceback = traceback
 
 
-for _verb in (demo, log, show, ls, get, import_, export, verify, tag, prune, push, pull, tiers, recover):
+for _verb in (demo, log, show, ls, get, import_, export, verify, tag, prune, compact, push, pull, tiers, recover):
     app.command(_verb.__name__.rstrip("_"), help=sys.modules[_verb.__module__].HELP)(_verb)
 
 

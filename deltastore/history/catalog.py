@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deltastore.errors import Backend, Corruption, DeltaStoreError, NotFound
@@ -89,12 +90,18 @@ class Catalog:
         self.packs[entry.pack] = pack_bytes
 
     def drop_pack(self, name: str) -> None:
-        """Forget a pack and the commits that stand in it."""
-        self.packs.pop(name, None)
-        self.damaged.pop(name, None)
+        """Forget a pack and the commits that stand in no other."""
+        self.drop_packs([name])
+
+    def drop_packs(self, names: Iterable[str]) -> None:
+        """Forget packs and the commits that stand in no other."""
+        dropped = set(names)
+        for name in dropped:
+            self.packs.pop(name, None)
+            self.damaged.pop(name, None)
         for commit in list(self.copies):
-            self.copies[commit] = [copy for copy in self.copies[commit] if copy.pack != name]
-        for commit in [entry.id for entry in self.by_id.values() if entry.pack == name]:
+            self.copies[commit] = [copy for copy in self.copies[commit] if copy.pack not in dropped]
+        for commit in [entry.id for entry in self.by_id.values() if entry.pack in dropped]:
             del self.by_id[commit]
             copies = self.copies.pop(commit, [])
             if copies:

@@ -56,7 +56,7 @@ class MergedPack:
         tail, file = self._packs.tail(entry.pack), self._packs.file(entry.pack)
         for path, array in sorted(tail.index.arrays.items(), key=_place):
             if path.startswith(f"{entry.id}/"):
-                chunks = _chunks(file, array, f"{tail.where}, {path}")
+                chunks = read_chunks(file, array, f"{tail.where}, {path}")
                 yield PackArray(path, array.spec, attributes_of(entry.pack)[path], chunks)
 
     def _commit(self, entry: CatalogEntry) -> PackCommit:
@@ -92,7 +92,8 @@ def _attributes_of(tail: PackTail, name: str, offset: int, length: int) -> Any:
         raise Corruption(f"{tail.where}, {name}: it has no attributes of deltastore", where=tail.where) from error
 
 
-def _chunks(file: RandomFile, array: ArrayIndex, where: str) -> Iterator[EncodedChunk]:
+def read_chunks(file: RandomFile, array: ArrayIndex, where: str) -> Iterator[EncodedChunk]:
+    """Yield the chunks of an array as they are stored, each checked against its checksums."""
     for number, extent in enumerate(array.chunks):
         data = memoryview(file.read(extent.offset, extent.length))
         check_stored(data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:], extent.crc, f"{where}/c/{number}")

@@ -178,7 +178,9 @@ def _move(
                     underway.append(_Sending(entries, write, pool.submit(there.tier.stage, name, parts, session)))
                 if underway and (entries is None or len(underway) == STREAMS):
                     sending = underway.popleft()
-                    sizes.append(_publish(there, sending))
+                    staged = sending.staged.result()
+                    publish_merged(there, staged, sending.write, sending.entries)
+                    sizes.append(staged.size)
                     done += len(sending.entries)
                     if progress is not None:
                         progress(done, plan.commits)
@@ -186,9 +188,8 @@ def _move(
             _discard(there.tier, underway)
 
 
-def _publish(there: Packs, sending: _Sending) -> int:
-    """Publish a pack and read it back: only what can be read has arrived."""
-    staged = sending.staged.result()
+def publish_merged(there: Packs, staged: Staged, write: str, entries: Sequence[CatalogEntry]) -> None:
+    """Publish a pack of some commits and read it back: only what can be read has arrived."""
     unknown: OutcomeUnknown | None = None
     try:
         there.tier.publish(staged)
@@ -202,10 +203,9 @@ def _publish(there: Packs, sending: _Sending) -> int:
         index = there.tail(staged.name).index
     except NotFound as error:
         raise unknown or error from error
-    expected = (sending.write, tuple((entry.id, entry.ref.digest) for entry in sending.entries))
+    expected = (write, tuple((entry.id, entry.ref.digest) for entry in entries))
     if (index.write, index.commits) != expected:
         raise Corruption(f"{there.tier.url}/{staged.name}: it is not the pack that was sent", where=staged.name)
-    return staged.size
 
 
 def _discard(tier: Tier, underway: Iterable[_Sending]) -> None:

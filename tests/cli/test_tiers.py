@@ -119,3 +119,24 @@ def test_pull_is_push_the_other_way(places: tuple[str, str]) -> None:
     here, there = places
     answer = invoke("pull", there, here, "--json").document
     assert (answer["commits"], answer["newest"]) == (1, 4)
+
+
+def test_compact_says_what_it_would_do_and_does_it(places: tuple[str, str]) -> None:
+    here, _there = places
+    planned = invoke("compact", here, "--json").document
+    assert planned == {
+        "store": here,
+        "packs_before": 5,
+        "packs_after": 1,
+        "merged": 5,
+        "duplicates": 0,
+        "damaged": [],
+        "dry_run": True,
+    }
+    assert "5 files would become 1" in invoke("compact", here).out
+    assert len(list(Path(here, "packs").iterdir())) == 5
+    assert "5 files became 1" in invoke("compact", here, "--apply").out
+    assert len(list(Path(here, "packs").iterdir())) == 1
+    assert "nothing to merge: 1 file" in invoke("compact", here, "--apply").out
+    assert invoke("verify", here, "--deep", "--json").document["ok"]
+    assert invoke("compact", here, "--pack-size", "many").code == 2

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 import deltastore
 from deltastore.testing.compare import assert_same
 from tests.hdfs.cluster import HdfsCluster
@@ -76,3 +78,20 @@ def test_a_datanode_dies_and_the_namenode_starts_again(tmp_path: Path, whole: Hd
         assert remote.verify(deep=True).ok
         for step in range(STEPS):
             assert_same(state_of(step), remote.at(step).to_state_dict())
+
+
+def test_small_files_are_merged_in_place(tmp_path: Path, url: str) -> None:
+    with deltastore.open(tmp_path / "run") as store:
+        for step in range(12):
+            store.commit(step, {"w": torch.full((2000,), float(step))}).wait()
+    deltastore.push(tmp_path / "run", url, pack_bytes=1)
+    with deltastore.open(url, "r") as reader:
+        early = reader.at(3)
+        with deltastore.open(url) as store:
+            done = store.compact(dry_run=False)
+            assert (done.packs_before, done.packs_after) == (12, 1)
+        assert early["w"][5].item() == 3
+        assert reader.at(7)["w"][5].item() == 7
+    with deltastore.open(url, "r") as store:
+        assert store.verify(deep=True).ok
+        assert [commit.step for commit in store.commits()] == list(range(12))
