@@ -32,7 +32,7 @@ demo: setup ## the main job: train, kill, resume, read one old step
 	$(BIN)/deltastore demo $(ARGS)
 
 test: setup ## all tests but the soak ones, then the golden packs with the newest zarr
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 	@$(MAKE) --no-print-directory golden
 
 hdfs: setup ## start an HDFS to play with and print the command that opens a store on it (Java 17 and Maven)
