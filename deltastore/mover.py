@@ -73,7 +73,6 @@ class Mover:
         *,
         lag_seconds: float = LAG_SECONDS,
         pack_bytes: int = PACK_BYTES,
-        asked: int = 0,
     ) -> None:
         self.commands: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._source = source
@@ -81,7 +80,7 @@ class Mover:
         self._report = report
         self._lag_seconds = lag_seconds
         self._pack_bytes = pack_bytes
-        self._asked = asked
+        self._asked = 0
         self._told: set[str] = set()
         self._pushed: set[str] = set()
         self._waiting_since: float | None = None
@@ -196,8 +195,7 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the training may be gone
             os.write(STDOUT, json.dumps(facts).encode() + b"\n")
 
-    limits = {name: order[name] for name in ("lag_seconds", "pack_bytes", "asked")}
-    mover = Mover(source, target, report, **limits)
+    mover = Mover(source, target, report, lag_seconds=order["lag_seconds"], pack_bytes=order["pack_bytes"])
 
     def listen() -> None:
         for line in sys.stdin:

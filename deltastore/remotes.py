@@ -132,6 +132,8 @@ class Remote:
         while silent < RESTARTS:
             has_told = False
             with self._launch() as self._process:
+                if self.asked:  # what was asked for meanwhile was told to nobody
+                    self._process.send(f"{FLUSH} {self.asked}")
                 if self._is_ending:
                     self._process.close()
                 for report in self._process.reports():
@@ -152,7 +154,6 @@ class Remote:
                 "storage_options": self._place.options,
                 "lag_seconds": self._lag_seconds,
                 "pack_bytes": PACK_BYTES,
-                "asked": self.asked,
             }
         )
 

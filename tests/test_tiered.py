@@ -8,17 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 import deltastore
+from deltastore import remotes
 from deltastore.errors import Backend, Conflict, Corruption, InvalidInput, NotFound, Timeout
+from deltastore.mover_process import MoverProcess
 from deltastore.remotes import Remote
 from deltastore.store import Store
 
@@ -387,6 +391,30 @@ def test_what_is_broken_before_it_is_pushed_holds_up_nobody(
         assert not {2, 4} & set(found)
         for step in found:
             assert torch.equal(alone.at(step)["w"][...], truth[step])
+
+
+def test_what_is_asked_for_while_a_mover_starts_is_answered(far: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = threading.Event()
+    asked = threading.Event()
+
+    class Slow(MoverProcess):
+        def __init__(self, order: Mapping[str, Any]) -> None:
+            super().__init__(order)
+            started.set()
+            assert asked.wait(PATIENCE)
+
+    monkeypatch.setattr(remotes, "MoverProcess", Slow)
+    with far.open() as store:
+        commit = far.commit(store, 0).wait()
+        (pack,) = packs(far.local)
+        flip(pack)
+        remote = store._remotes.named("remote")
+        remote.start()
+        assert started.wait(PATIENCE)
+        number = remote.flush()
+        asked.set()
+        until(lambda: remote.answered >= number)
+        assert remote.broken.keys() == {commit.id}
 
 
 def test_nothing_is_freed_here_that_was_pruned_there(far: Run) -> None:
