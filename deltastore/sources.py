@@ -11,7 +11,7 @@ import numpy as np
 
 from deltastore.buffers import allocate
 from deltastore.dtypes import storage_dtype
-from deltastore.errors import Corruption
+from deltastore.errors import Corruption, NotFound
 from deltastore.history.chain import Chain
 from deltastore.history.decode import check_partition, read_partition, read_range
 from deltastore.history.packs import Packs
@@ -235,6 +235,54 @@ def batches(layout: Layout, entries: Iterable[TensorEntry]) -> Iterator[list[Ten
         seen |= numbers
     if group:
         yield group
+
+
+class MovingSource:
+    """A source whose packs may be merged while it is used: it looks once more before it misses one.
+
+    Parameters
+    ----------
+    relocate : callable
+        Gives the same commit as it stands now, None if it is gone.
+    """
+
+    def __init__(self, source: PartitionSource, relocate: Callable[[], PartitionSource | None]) -> None:
+        self._source = source
+        self._relocate = relocate
+        self._lock = threading.Lock()
+
+    def partition(self, partition: Partition, out: np.ndarray) -> None:
+        """Fill `out` with a whole partition."""
+        source = self._source
+        try:
+            source.partition(partition, out)
+        except NotFound as error:
+            self._moved(source, error).partition(partition, out)
+
+    def elements(self, partition: Partition, start: int, out: np.ndarray) -> None:
+        """Fill `out` with the elements from `start` on."""
+        source = self._source
+        try:
+            source.elements(partition, start, out)
+        except NotFound as error:
+            self._moved(source, error).elements(partition, start, out)
+
+    def unit(self, partition: Partition) -> int:
+        """Return how many elements are read and checked together: merging leaves chunks as they are."""
+        return self._source.unit(partition)
+
+    def tied(self, partition: int) -> int:
+        """Return the first of the partitions that are decoded together."""
+        return self._source.tied(partition)
+
+    def _moved(self, missing: PartitionSource, error: NotFound) -> PartitionSource:
+        with self._lock:
+            if missing is self._source:
+                found = self._relocate()
+                if found is None:
+                    raise error
+                self._source = found
+            return self._source
 
 
 class GuardedSource:

@@ -21,7 +21,7 @@ from deltastore.history.packs import Packs
 from deltastore.history.tags import read_tags
 from deltastore.ondisk.fidelity import check_tensors
 from deltastore.reader import State
-from deltastore.sources import GuardedSource, PackSource, PartitionSource, read_all
+from deltastore.sources import GuardedSource, MovingSource, PackSource, PartitionSource, read_all
 from deltastore.tiers.base import Tier
 from deltastore.types import Json
 
@@ -122,7 +122,7 @@ class View:
         with self.lock:
             entry = self.resolve(ref)
             chain = self._chain(entry)
-            source: PartitionSource = PackSource(self.packs, chain)
+            source = self._moving(entry, chain)
             return self.state(chain, source if others is None else others.guard(source, entry), entry)
 
     def read_whole(self, entry: CatalogEntry) -> tuple[Chain, Buffers]:
@@ -138,7 +138,16 @@ class View:
     def source(self, entry: CatalogEntry) -> PartitionSource:
         """Return where the elements of a commit are."""
         with self.lock:
-            return PackSource(self.packs, self._chain(entry))
+            return self._moving(entry, self._chain(entry))
+
+    def _moving(self, entry: CatalogEntry, chain: Chain) -> PartitionSource:
+        def relocate() -> PartitionSource | None:
+            with self.lock:
+                self.refresh()
+                moved = self.copy_of(entry)
+                return None if moved is None else PackSource(self.packs, open_chain(self.packs, self.catalog, moved))
+
+        return MovingSource(PackSource(self.packs, chain), relocate)
 
     def resolve(self, ref: int | str) -> CatalogEntry:
         """Return the commit that a reference means, looking again at the store before it is not found."""

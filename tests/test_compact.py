@@ -18,6 +18,7 @@ import deltastore
 from deltastore.errors import Backend, Conflict, InvalidInput
 from deltastore.history.catalog import Catalog, CatalogEntry
 from deltastore.history.compact import plan_compact
+from deltastore.history.packs import OPEN_FILES
 from deltastore.ondisk.records import CommitRef
 from deltastore.store import Store
 from deltastore.testing.faulty import FailAt, FaultyTier
@@ -114,6 +115,22 @@ POINTS = [
     *("stage", "stage:part:0", "stage:part:9", "stage:after", "publish:before", "publish:after"),
     *("list", "open", "read", "delete", "sync", "lock"),
 ]
+
+
+def test_readers_go_on_whose_files_were_closed_meanwhile(tmp_path: Path) -> None:
+    steps = range(OPEN_FILES + 20)
+    with deltastore.open(tmp_path / "run") as store:
+        for step in steps:
+            store.set_restore_cost(1)
+            store.commit(step, {"w": torch.full((500,), float(step))}).wait()
+    with deltastore.open(tmp_path / "run", "r") as reader:
+        early = reader.at(0)
+        for step in steps:  # all tails are known, the first files are closed again
+            assert reader.at(step)["w"][0].item() == step
+        with deltastore.open(tmp_path / "run") as store:
+            store.compact(dry_run=False)
+        assert early["w"][0].item() == 0
+        assert all(reader.at(step).to_state_dict()["w"][1].item() == step for step in steps)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -249,7 +266,10 @@ def test_the_plan() -> None:
     catalog.add(entry(0, "q0", epoch=2), 5)
     assert plan_compact(catalog, 100).batches == (("p0", "p1"), ("p4", "p5", "p6"))
     assert plan_compact(catalog, 120, {"p5"}).batches == (("p0", "p1", "p2"),)
-    catalog.add(entry(1, "p9"), 60)
-    assert plan_compact(catalog, 100).duplicates == ("p1",)  # the smaller one of the two
+    catalog.add(entry(1, "p9"), 40)
+    assert plan_compact(catalog, 100).duplicates == ("p1",)  # of two with as many commits the greater name stays
     assert plan_compact(catalog, 100).batches == (("p4", "p5", "p6"),)
     assert plan_compact(catalog, 100, {"p9"}).duplicates == ()
+    for number in (5, 6):
+        catalog.add(entry(number, "a"), 1)
+    assert plan_compact(catalog, 100).duplicates == ("p1", "p5", "p6")  # and before that, the one with more of them

@@ -60,7 +60,7 @@ def plan_compact(catalog: Catalog, pack_bytes: int, spared: AbstractSet[str] = f
         held.setdefault(entry.pack, []).append(entry)
     holders = Counter(entry.id for name, entries in held.items() if name not in spared for entry in entries)
     duplicates: list[str] = []
-    for name in sorted(held, key=lambda name: (catalog.packs[name], name)):
+    for name in sorted(held, key=lambda name: (len(held[name]), name)):  # as spec 3.8 has it
         if name not in spared and all(holders[entry.id] > 1 for entry in held[name]):
             duplicates.append(name)
             holders.subtract(entry.id for entry in held[name])
